@@ -1,7 +1,9 @@
 """CPython's own tests, run over ours, as tests of pytest.
 
 cpython/suite_*.py say which tests there are, and which are left out and why. The parts of a suite, one start method
-and one class each, run in processes of their own (cpython/suite_run.py), several at a time: they mostly sleep.
+and one class each, run in processes of their own (cpython/suite_run.py), several at a time: they mostly sleep. Each runs with
+the standard library's classes, too: what passes there must pass with ours, or be left out by name, and what is left out must
+pass there, or it would be no difference.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 import unittest
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,38 +34,69 @@ sys.path.insert(0, str(FOLDER))
 
 Case = tuple[str, str]  # the start method, and Class.test
 Outcome = tuple[str, str]  # passed, failed or skipped, and why
+OURS, THEIRS = "ours", "theirs"
 
 
-def cases(suite: str) -> list[Case]:
-    """All tests of a suite, in all start methods. Skips the module if CPython's tests are not here."""
+@dataclass
+class Outcomes:
+    """What became of each test with ours and with theirs; and of those that are left out, with theirs."""
+
+    ours: dict[Case, Outcome]
+    theirs: dict[Case, Outcome]
+    left_out: dict[Case, Outcome]
+
+    def __str__(self) -> str:
+        parts = (self.ours, self.theirs, self.left_out)
+        ours, theirs, left_out = (
+            f"{sum(outcome[0] == 'passed' for outcome in part.values())} of {len(part)}"
+            for part in parts
+        )
+        return f"passed: {ours} with ours, {theirs} with theirs; left out: {left_out} with theirs"
+
+
+def classes(suite: str) -> list[type[unittest.TestCase]]:
+    """Those of a suite. Skips the module if the tests are not here."""
     try:
         module = importlib.import_module(suite)
     except ImportError as error:
         pytest.skip(
-            f"CPython's own tests are not here ({error}); on Debian they are in the package"
+            f"the tests are not here ({error}); on Debian CPython's are in the package"
             f" libpython{sys.version_info[0]}.{sys.version_info[1]}-testsuite",
             allow_module_level=True,
         )
     except unittest.SkipTest as error:
         pytest.skip(str(error), allow_module_level=True)
-    classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == suite]
-    names = [
-        f"{c.__name__}.{name}"
-        for c in classes
-        if issubclass(c, unittest.TestCase)
-        for name in unittest.defaultTestLoader.getTestCaseNames(c)
-    ]
+    found = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == suite]
+    return [c for c in found if issubclass(c, unittest.TestCase)]
+
+
+def in_all_methods(names: list[str]) -> list[Case]:
+    """Each in all start methods."""
     return [(method, name) for name in names for method in METHODS]
+
+
+def cases(suite: str) -> list[Case]:
+    """All tests of a suite."""
+    names = unittest.defaultTestLoader.getTestCaseNames
+    return in_all_methods([f"{c.__name__}.{name}" for c in classes(suite) for name in names(c)])
+
+
+def cases_left_out(suite: str) -> list[Case]:
+    """Those that a suite leaves out with ours."""
+    return in_all_methods(
+        [f"{c.__name__}.{name}" for c in classes(suite) for name in getattr(c, "left_out", [])]
+    )
 
 
 class Part:
     """Tests of one class under one start method, and what became of them."""
 
-    def __init__(self, suite: str, method: str, names: list[str], folder: Path) -> None:
+    def __init__(self, suite: str, whose: str, method: str, names: list[str], folder: Path) -> None:
         self.suite = suite
+        self.whose = whose
         self.method = method
         self.names = names
-        stem = f"{method}-{names[0].split('.')[0]}"
+        stem = f"{whose}-{method}-{names[0].split('.')[0]}"
         self.report = folder / f"{stem}.json"
         self.log = folder / f"{stem}.log"
         self.outcomes: dict[Case, Outcome] = {}
@@ -92,7 +126,7 @@ class Part:
         with open(self.log, "w") as log:
             child = subprocess.Popen(
                 [*command, *names],
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": path, "CABLEWAY_SUITE": self.whose},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -125,40 +159,56 @@ class Part:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-80:])
 
 
-def run(suite: str, chosen: list[Case], folder: Path) -> dict[Case, Outcome]:
-    """Runs the chosen tests; returns what became of each."""
-    parts: dict[tuple[str, str], list[str]] = {}
-    for method, name in chosen:
-        parts.setdefault((method, name.split(".")[0]), []).append(name)
-    runs = [Part(suite, method, names, folder) for (method, _), names in parts.items()]
+def run(suite: str, whose: dict[str, list[Case]], folder: Path) -> dict[str, dict[Case, Outcome]]:
+    """Runs tests with ours and with theirs; returns what became of each."""
+    parts: dict[tuple[str, str, str], list[str]] = {}
+    for which, chosen in whose.items():
+        for method, name in chosen:
+            parts.setdefault((method, which, name.split(".")[0]), []).append(name)
+    runs = [
+        Part(suite, which, method, names, folder) for (method, which, _), names in parts.items()
+    ]
     with ThreadPoolExecutor(AT_ONCE) as threads:
         list(threads.map(Part.run, runs))
-    return {case: outcome for part in runs for case, outcome in part.outcomes.items()}
+    found: dict[str, dict[Case, Outcome]] = {OURS: {}, THEIRS: {}}
+    for part in runs:
+        found[part.whose].update(part.outcomes)
+    return found
 
 
-def check(outcome: Outcome) -> None:
-    """Passes, fails or skips as the test did."""
-    what, why = outcome
+def check(ours: Outcome, theirs: Outcome) -> None:
+    """Ours never fails, and skips nothing that passes with theirs."""
+    what, why = ours
+    assert what == "passed" or (what, theirs[0]) == ("skipped", "skipped"), (
+        f"{what}\n{why}\nwith the standard library's: {theirs[0]}\n{theirs[1]}"
+    )
     if what == "skipped":
         pytest.skip(why)
-    assert what == "passed", f"{what}\n{why}"
 
 
-def chosen(request: Any) -> list[Case]:
-    """Those tests of a module that this run of pytest is to run."""
-    return [
-        item.callspec.params["case"]
-        for item in request.session.items
-        if item.module is request.module
-    ]
+def chosen(request: Any, suite: str) -> tuple[list[Case], list[Case]]:
+    """What this run of pytest is to run of a module: of its tests, and of what it leaves out."""
+    items = [item for item in request.session.items if item.module is request.module]
+    some = [item.callspec.params["case"] for item in items if hasattr(item, "callspec")]
+    return some, cases_left_out(suite) if len(some) < len(items) else []
 
 
 def outcomes(suite: str) -> Any:
     """A fixture: what became of a suite's tests."""
 
     @pytest.fixture(scope="module")
-    def outcomes(request: Any, tmp_path_factory: Any) -> Iterator[dict[Case, Outcome]]:
-        yield run(suite, chosen(request), tmp_path_factory.mktemp(suite))
+    def outcomes(request: Any, tmp_path_factory: Any) -> Iterator[Outcomes]:
+        some, others = chosen(request, suite)
+        whose = {OURS: some, THEIRS: some + others}
+        found = run(suite, whose, tmp_path_factory.mktemp(suite))
+        theirs = found[THEIRS]
+        made = Outcomes(
+            found[OURS],
+            {case: theirs[case] for case in some},
+            {case: theirs[case] for case in others},
+        )
+        print(f"{suite}: {made}")
+        yield made
 
     return outcomes
 
@@ -166,9 +216,23 @@ def outcomes(suite: str) -> Any:
 def tests(suite: str) -> Any:
     """The test function that reports them."""
 
-    @pytest.mark.timeout(2 * LIMIT_S)
+    @pytest.mark.timeout(4 * LIMIT_S)
     @pytest.mark.parametrize("case", cases(suite), ids="-".join)
-    def test_cpython(case: Case, outcomes: dict[Case, Outcome]) -> None:
-        check(outcomes[case])
+    def test_ours_does_what_the_standard_library_does(case: Case, outcomes: Outcomes) -> None:
+        check(outcomes.ours[case], outcomes.theirs[case])
 
-    return test_cpython
+    return test_ours_does_what_the_standard_library_does
+
+
+def left_out(suite: str) -> Any:
+    """The test function that looks whether what is left out is a difference at all."""
+
+    @pytest.mark.timeout(4 * LIMIT_S)
+    def test_what_is_left_out_passes_with_the_standard_library(outcomes: Outcomes) -> None:
+        names = {name for _, name in outcomes.left_out}
+        passed = {name for (_, name), (what, _) in outcomes.left_out.items() if what == "passed"}
+        assert not names - passed, {
+            case: outcome for case, outcome in outcomes.left_out.items() if case[1] not in passed
+        }
+
+    return test_what_is_left_out_passes_with_the_standard_library

@@ -7,3 +7,4 @@ import cpython_suite
 
 outcomes = cpython_suite.outcomes("suite_executor")
 test_cpython = cpython_suite.tests("suite_executor")
+test_what_is_left_out_passes_there = cpython_suite.left_out("suite_executor")

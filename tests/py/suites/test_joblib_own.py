@@ -83,8 +83,15 @@ def test_joblibs_own(name: str, arguments: dict[str, Any], request: pytest.Fixtu
     for mark in getattr(test, "pytestmark", []):
         if mark.name == "skipif" and mark.args[0]:
             pytest.skip(mark.kwargs["reason"])
-    fixtures = [p for p in inspect.signature(test).parameters if p not in arguments]
-    test(**arguments, **{fixture: request.getfixturevalue(fixture) for fixture in fixtures})
+    names = [p for p in inspect.signature(test).parameters if p not in arguments]
+    fixtures = {name: request.getfixturevalue(name) for name in names}
+    try:
+        test(**arguments, **fixtures)
+    except pytest.skip.Exception:  # what ours has not, loky has not
+        theirs_too = {**arguments, **dict.fromkeys(BACKENDS & arguments.keys(), "loky")}
+        with pytest.raises(pytest.skip.Exception):
+            test(**theirs_too, **fixtures)
+        raise
 
 
 def test_what_is_left_out_is_there() -> None:

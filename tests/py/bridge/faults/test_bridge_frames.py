@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ SECONDS = 10.0 if SOAK else 0.9
 QUICK_TIMES, QUICK_SECONDS = 10, 0.05  # of a quiet p99; and what is quick in any case
 PEER_BYTES = 512 << 20  # CWB_PEER_BYTES
 LINES_MOST = 256  # peer.c, and four a second
+ITS_OWN_END = ("the other side closed the connection", "the connection broke: ")
 FRESH = 40_000 if SOAK else 6_000  # names that each are asked for once
 
 FLOOD = Path(peer_flood.__file__)
@@ -156,6 +158,18 @@ def both(nodes: tuple[Node, Node, Node]) -> Iterator[tuple[Honest, Evil]]:
         process.communicate("", 60)
 
 
+def check_lines(said: str, cuts: int) -> None:
+    """Of each connection of the evil peer's a line when it is there and one when it ends, and one cause of all cuts."""
+    connections = cuts + 2  # the one before may end now; this one's last is not cut
+    assert said.count("peer evil is connected") <= connections
+    for kind in ("connection", "stream"):
+        ends = re.findall(rf"{kind} from (\S+), peer evil ended: (.*)", said)
+        assert len({where for where, _ in ends}) == len(ends) <= connections
+        causes = [cause for _, cause in ends if not cause.startswith(ITS_OWN_END)]
+        others = len(causes) - max(map(causes.count, causes), default=0)
+        assert others <= 1, set(causes)  # of the one before
+
+
 @pytest.mark.timeout(60 + 10 * SECONDS)
 @pytest.mark.parametrize(("kind", "state"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_a_flood_harms_nobody_else(
@@ -163,8 +177,9 @@ def test_a_flood_harms_nobody_else(
 ) -> None:
     _, b, _ = nodes
     honest, evil = both
-    pid, before, begun = b.bridge_pid(), len(b.said()), time.monotonic()
+    pid, begun = b.bridge_pid(), time.monotonic()
     assert eventually(lambda: has_nothing_to_do(pid))  # it was flooded before
+    before = len(b.said())
     quiet = honest.p99(SECONDS / 3)
     with evil.floods(kind, state) as did:
         p99 = honest.p99(SECONDS)
@@ -177,5 +192,6 @@ def test_a_flood_harms_nobody_else(
     said = b.said()[before:]
     assert "peer a ended" not in said  # the honest one keeps its link
     assert said.count("peer evil") < LINES_MOST + 8 * (time.monotonic() - begun + 1)
+    check_lines(said, did["cuts"])
     if did["cuts"]:
         assert eventually(lambda: "ended: " in b.said())

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_su
 
 PUTS = 600
 PACE = 0.01  # seconds from put to put
-LATE = 40  # puts; a bridge that nobody wakes sleeps for up to 100
+LATE = 15  # puts; a bridge that nobody wakes sleeps for up to 100
 READER = """
 import sys, time, numpy as np, cableway as cw
 count = np.memmap(sys.argv[1], "i8", "r+")

@@ -1,22 +1,32 @@
-"""Ours in the place of multiprocessing's, for CPython's own tests."""
+"""Ours in the place of multiprocessing's, for CPython's own tests.
+
+With CABLEWAY_SUITE=theirs nothing is replaced and nothing left out: what becomes of a test there is what ours is held to.
+"""
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing.pool
 import multiprocessing.queues
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import cableway as cw
 
+THEIRS = os.environ.get("CABLEWAY_SUITE") == "theirs"
+
 
 @contextmanager
-def ours() -> Iterator[None]:
+def ours(package: ModuleType = multiprocessing) -> Iterator[None]:
     """multiprocessing and its contexts make our Pool and queues: they look these classes up at each call."""
-    pool, queues = multiprocessing.pool, multiprocessing.queues
+    pool, queues = package.pool, package.queues
+    if THEIRS:
+        yield
+        return
     with (
         mock.patch.object(pool, "Pool", cw.Pool),
         mock.patch.object(queues, "Queue", cw.Queue),
@@ -29,10 +39,12 @@ def ours() -> Iterator[None]:
 class Ours:
     """Mixed into a class of tests: ours are in place for all of it."""
 
+    package: ModuleType = multiprocessing
+
     @classmethod
     def setUpClass(cls) -> None:
         """Puts them there."""
-        place = ours()
+        place = ours(cls.package)
         place.__enter__()
         cls.addClassCleanup(place.__exit__, None, None, None)  # type: ignore[attr-defined]
         super().setUpClass()  # type: ignore[misc]
@@ -41,18 +53,19 @@ class Ours:
 class Child:
     """What a child process calls, there too with ours in place."""
 
-    def __init__(self, target: Callable[[], object]) -> None:
+    def __init__(self, target: Callable[[], object], package: str) -> None:
         self.target = target
+        self.package = package
 
     def __call__(self) -> None:
         """Calls it."""
-        with ours():
+        with ours(importlib.import_module(self.package)):
             self.target()
 
 
-def check_child(target: Callable[[], object]) -> None:
+def check_child(target: Callable[[], object], package: Any = multiprocessing) -> None:
     """Runs target in a process, with ours in place; it must end well."""
-    process = multiprocessing.Process(target=Child(target))
+    process = package.Process(target=Child(target, package.__name__))
     process.start()
     process.join()
     assert process.exitcode == 0, f"the child ended with {process.exitcode}"
@@ -71,18 +84,28 @@ class Script:
 
     def __call__(self, *words: str, **settings: Any) -> Any:
         """Runs the text after -c."""
+        if THEIRS:
+            return self.real(*words, **settings)
         text = words[-1].replace(self.old, self.new)
         assert text != words[-1], f"{self.old} is not in the script"
         return self.real(*words[:-1], text, **settings)
 
 
+def hide(tests: type, names: Iterable[str]) -> type:
+    """Takes those of a class's tests away that have these names."""
+    for name in names:
+        setattr(tests, name, None)
+    return tests
+
+
 def without(left_out: dict[str, str]) -> Callable[[type], type]:
-    """Hides those of a class's tests that are left out, by name."""
+    """Leaves tests of a class out, by name, that the standard library has all the same."""
 
     def decorate(tests: type) -> type:
-        for name in left_out:
-            if hasattr(tests, name):
-                setattr(tests, name, None)
+        here = [name for name in left_out if getattr(tests, name, None)]
+        if not THEIRS:
+            hide(tests, here)
+        tests.left_out = here  # type: ignore[attr-defined]
         return tests
 
     return decorate
@@ -92,8 +115,7 @@ def only(*names: str) -> Callable[[type], type]:
     """Hides all of a class's tests but those named."""
 
     def decorate(tests: type) -> type:
-        return without(
-            {name: "" for name in dir(tests) if name.startswith("test_") and name not in names}
-        )(tests)
+        others = (name for name in dir(tests) if name.startswith("test_") and name not in names)
+        return hide(tests, list(others))
 
     return decorate

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
+import in_place
 import test.test_multiprocessing_main_handling as cpython
 
 OLD = "from multiprocessing import Pool, set_start_method"
@@ -53,6 +54,7 @@ class TestMain(cpython.MultiProcessingCmdLineMixin, unittest.TestCase):
             if not isinstance(argument, str) or OLD not in argument:
                 return argument
             self.written += 1
-            return argument.replace(OLD, NEW).replace("Pool(5)", "Pool(2)")
+            new = OLD if in_place.THEIRS else NEW
+            return argument.replace(OLD, new).replace("Pool(5)", "Pool(2)")
 
         return lambda *args, **settings: make(*map(replaced, args), **settings)

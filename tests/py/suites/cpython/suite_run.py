@@ -86,6 +86,9 @@ def main() -> None:
     multiprocessing.set_start_method(method)
     multiprocessing.set_forkserver_preload([name])  # as CPython does, for speed
     suite = importlib.import_module(name)
+    if multiprocess := sys.modules.get("multiprocess"):  # the suite is of that
+        multiprocess.set_start_method(method)
+        multiprocess.set_forkserver_preload([name])
     with open(report, "a") as out:
         unittest.defaultTestLoader.loadTestsFromNames(cases, suite).run(Report(out))
     faulthandler.dump_traceback_later(END_LIMIT_S, exit=True, file=sys.__stderr__)

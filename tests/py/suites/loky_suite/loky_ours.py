@@ -1,12 +1,13 @@
 """`cableway.Executor` as loky's `ProcessPoolExecutor`, for loky's own tests, and which of these are left out.
 
 A plugin of the pytest that runs them, too. What it adds to an Executor is names: arguments, attributes that the tests look at,
-and loky's classes of errors.
+and loky's classes of errors. With CABLEWAY_SUITE=theirs loky's own stays: for what is skipped with ours, and not left out.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from concurrent.futures import process
 from typing import Any
 
@@ -17,6 +18,7 @@ import cableway as cw
 from cableway._pool.engine import RUN
 from cableway.executor import ExecutorWorkerDied
 
+THEIRS = os.environ.get("CABLEWAY_SUITE") == "theirs"
 WORKERS = 3  # what the tests need; loky's 5 take longer to start than the tests do
 
 _BREAKS = "the whole pool breaks there; ours fails the task alone (test_executor.py)"
@@ -93,6 +95,8 @@ class ProcessPoolExecutor(cw.Executor):
 
 def install() -> None:
     """Puts ours, and its errors, where the tests find theirs."""
+    if THEIRS:
+        return
     process_executor.ProcessPoolExecutor = ProcessPoolExecutor
     process_executor.TerminatedWorkerError = ExecutorWorkerDied
     process_executor.BrokenProcessPool = process.BrokenProcessPool
@@ -109,6 +113,8 @@ def _check_number(
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What the tests must know of ours; and those that are left out are skipped."""
+    if THEIRS:
+        return
     mixin = importlib.import_module("tests._executor_mixin")
     mixin.ExecutorMixin.worker_count = WORKERS
     mixin._check_subprocesses_number = _check_number
@@ -117,4 +123,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     assert not unknown, f"loky has no such tests: {unknown}"
     for item in items:
         if item.name in LEFT_OUT:
-            item.add_marker(pytest.mark.skip(reason=LEFT_OUT[item.name]))
+            item.add_marker(pytest.mark.skip(reason=f"left out: {LEFT_OUT[item.name]}"))

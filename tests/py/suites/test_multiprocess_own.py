@@ -1,0 +1,10 @@
+"""multiprocess's own tests over ours: see cpython/suite_multiprocess.py.
+
+Runs in `make test-more`: all start methods take minutes.
+"""
+
+import cpython_suite
+
+outcomes = cpython_suite.outcomes("suite_multiprocess")
+test_multiprocess = cpython_suite.tests("suite_multiprocess")
+test_what_is_left_out_passes_there = cpython_suite.left_out("suite_multiprocess")

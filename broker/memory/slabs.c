@@ -254,8 +254,10 @@ static void slab_close(struct cwd_broker *b, struct cwd_slab *slab, bool empties
             CW_ADD(S2, &session->shared->closed_slabs, 1, release);
     if (slab->anchors)
         cwd_groups_end_in(b, slab->id);
-    if (slab->suspected)
+    if (slab->suspected) {
+        CW_ASSERT(slab->next || slab->prev == slab || slab != b->suspect); /* the list is whole */
         DL_DELETE(b->suspect, slab);
+    }
     HASH_DEL(b->slabs, slab);
     b->orphans--;
     b->bytes -= slab->charge_bytes;

@@ -131,12 +131,12 @@ static int check_parts(const struct cw_index *index) {
     }
     if (count < 2)
         return 0;
-    const struct cw_index_part **sorted = malloc(count * sizeof *sorted);
+    const struct cw_index_part **sorted = malloc(count * sizeof(void *));
     if (!sorted)
         return cw_fail(-EDQUOT, "no memory to look at the %u parts of a tree", count);
     for (uint32_t i = 0; i < count; i++)
         sorted[i] = &index->parts[i];
-    qsort(sorted, count, sizeof *sorted, compare_parts);
+    qsort(sorted, count, sizeof(void *), compare_parts);
     int code = 0;
     for (uint32_t i = 1; i < count && code == 0; i++)
         if (compare_parts(&sorted[i - 1], &sorted[i]) == 0)
@@ -284,13 +284,13 @@ static int check_overlaps(const struct cw_index *index) {
     }
     if (in_order)
         return 0;
-    sorted = malloc(count * sizeof *sorted);
+    sorted = malloc(count * sizeof(void *));
     if (!sorted)
         return cw_fail(-EDQUOT, "no memory to look at the %u leaves of a tree", count);
     for (i = 0; i < count; i++)
         if (!index->leaves[i].alias && index->leaves[i].size_bytes)
             sorted[own++] = &index->leaves[i];
-    qsort(sorted, own, sizeof *sorted, compare_places);
+    qsort(sorted, own, sizeof(void *), compare_places);
     for (i = 1; i < own && follows(sorted[i - 1], sorted[i]); i++)
         ;
     int code = i < own ? BAD("leaves %u and %u overlap", (uint32_t)(sorted[i - 1] - index->leaves),

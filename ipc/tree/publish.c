@@ -51,7 +51,7 @@ static int grow(struct publication *p) {
                        CW_PARTS_MAX);
     struct cw_index_part *parts = realloc(p->parts, room * sizeof *parts);
     p->parts = parts ? parts : p->parts;
-    cw_array **arrays = realloc(p->arrays, room * sizeof *arrays);
+    cw_array **arrays = realloc(p->arrays, room * sizeof(void *));
     p->arrays = arrays ? arrays : p->arrays;
     uint32_t *slots = calloc(mask + 1, sizeof *slots);
     if (!parts || !arrays || !slots) {

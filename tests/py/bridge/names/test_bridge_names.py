@@ -68,7 +68,7 @@ def test_a_name_with_garbage_is_listed_and_breaks_no_connection(two: tuple[Node,
     before = b.said()
     with a.here():
         for _ in range(3):
-            with pytest.raises(cw.RemoteError, match="described"):
+            with pytest.raises(cw.RemoteError, match="malformed metadata"):
                 cw.get("//b/open/garbage", timeout=60)
         assert cw.get("//b/open/good", timeout=60).tolist() == [0, 1, 2, 3, 4]
     assert b.said() == before, "the connection went"

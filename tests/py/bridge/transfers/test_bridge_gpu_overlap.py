@@ -113,7 +113,7 @@ def test_all_streams_are_at_work_from_the_first_chunks_on(tmp_path: Path) -> Non
             pairs = zip(connections(a, b), before, strict=True)
             return sum(late["bytes_in"] - early["bytes_in"] > 256 * 1024 for late, early in pairs)
 
-        assert soon(lambda: askers() == 8)
+        assert eventually(lambda: askers() == 8, 20)
         assert busy() == 0
         os.kill(mover, signal.SIGCONT)
         assert soon(lambda: hung(b) == [mover])
@@ -128,7 +128,7 @@ def test_bytes_land_before_the_last_has_come(tmp_path: Path) -> None:
         run(b, PUT)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
         # Of 8 chunks 3 or 4 have left, so no more than 20 MiB can be here; all but the last piece of them are on the GPU.
-        assert soon(lambda: figures(a)["bytes_to_gpu"] >= 8 * MIB and hung(b) != [])
+        assert eventually(lambda: figures(a)["bytes_to_gpu"] >= 8 * MIB and hung(b) != [], 20)
         assert figures(b)["bytes_from_gpu"] <= 20 * MIB and getter.poll() is None
         assert kill_movers_until(getter, b) >= [1]
         assert end(getter, a, b) == "whole\n"

@@ -58,9 +58,10 @@ def kill_movers_until(done: subprocess.Popen[str], *nodes: Node) -> list[int]:
     """Each mover copies so much, and hangs: it is killed then, and another comes; until done. How many were killed, of each node."""
     killed = [0] * len(nodes)
     while True:
-        assert soon(lambda: done.poll() is not None or any(hung(node) for node in nodes)), "".join(
-            node.said() for node in nodes
+        ended_or_hung = eventually(
+            lambda: done.poll() is not None or any(hung(node) for node in nodes), 20
         )
+        assert ended_or_hung, "".join(node.said() for node in nodes)
         if done.poll() is not None:
             return killed
         for i, node in enumerate(nodes):
@@ -73,7 +74,7 @@ def test_bytes_leave_before_the_last_chunk_was_copied(tmp_path: Path) -> None:
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g")); print("whole")')
         # Of 8 chunks 2 or 3 are copied, by this mover and no other; their bytes are here.
-        assert soon(lambda: came(a, b) - before >= 10 * MIB and hung(b) != [])
+        assert eventually(lambda: came(a, b) - before >= 10 * MIB and hung(b) != [], 20)
         assert figures(b)["bytes_from_gpu"] <= 15 * MIB and figures(b)["mover_starts"] == 1
         assert getter.poll() is None
         # Killed in the middle, it is started again, and its chunks are copied again.
@@ -116,7 +117,7 @@ def test_all_streams_are_at_work_from_the_first_chunks_on(tmp_path: Path) -> Non
         assert eventually(lambda: askers() == 8, 20)
         assert busy() == 0
         os.kill(mover, signal.SIGCONT)
-        assert soon(lambda: hung(b) == [mover])
+        assert eventually(lambda: hung(b) == [mover], 20)
         assert eventually(lambda: busy() >= 4, 20)  # streams without work end after 30 s
         assert getter.poll() is None
         kill_movers_until(getter, b)
@@ -151,7 +152,7 @@ def test_a_get_by_a_gpu_needs_no_more_host_memory_than_two_rings(tmp_path: Path)
         held = [figures(node)["bytes"] for node in (a, b)]
         getter = begin(a, 'assert same(cw.get("//b/big", device="cuda:1")); print("whole")')
         # Nothing lands any more: the ring of 64 MiB fills, and nothing more comes.
-        assert soon(lambda: came(a, b) >= 64 * MIB)
+        assert eventually(lambda: came(a, b) >= 64 * MIB, 20)
         for node, before in zip((a, b), held, strict=True):
             assert figures(node)["bytes"] - before <= 72 * MIB, node.name
         getter.kill()
@@ -165,7 +166,7 @@ def test_a_bridge_killed_in_the_middle(tmp_path: Path, which: str) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1")); print("whole")')
-        assert soon(lambda: came(a, b) - before >= 10 * MIB)
+        assert eventually(lambda: came(a, b) - before >= 10 * MIB, 20)
         os.kill((a if which == "a" else b).bridge_pid(), signal.SIGKILL)
         kill_movers_until(getter, b)
         assert end(getter, a, b) == "whole\n"
@@ -178,7 +179,7 @@ def test_who_asked_is_gone_in_the_middle(tmp_path: Path) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'cw.get("//b/g", device="cuda:1")')
-        assert soon(lambda: came(a, b) - before >= 10 * MIB)
+        assert eventually(lambda: came(a, b) - before >= 10 * MIB, 20)
         getter.kill()
         getter.communicate()
         # It goes on: it was wanted, and the next who asks has it.
@@ -194,7 +195,7 @@ def test_who_writes_meanwhile_is_found_out(tmp_path: Path) -> None:
         run(b, PUT)
         before = came(a, b)
         getter = begin(a, 'assert same(cw.get("//b/g", device="cuda:1"), 2); print("whole")')
-        assert soon(lambda: came(a, b) - before >= 10 * MIB)
+        assert eventually(lambda: came(a, b) - before >= 10 * MIB, 20)
         run(b, """
             w, stream = cw.get("g"), Stream()
             with w.writing(stream.handle.value):
@@ -215,8 +216,8 @@ def test_a_put_is_staged_and_lands(tmp_path: Path) -> None:
             a,
             'cw.put("//b/x", cw.asarray(values(), device="cuda:0"), device="cuda:1", keep=True); print("put")',
         )
-        assert soon(lambda: came(b, a) - before >= 10 * MIB and hung(a) != [])
-        assert soon(lambda: figures(b)["bytes_to_gpu"] >= 4 * MIB)
+        assert eventually(lambda: came(b, a) - before >= 10 * MIB and hung(a) != [], 20)
+        assert eventually(lambda: figures(b)["bytes_to_gpu"] >= 4 * MIB, 20)
         assert putter.poll() is None and b.command("ls", "--json").stdout.strip() == "[]"
         kill_movers_until(putter, a, b)
         assert end(putter, a, b) == "put\n"

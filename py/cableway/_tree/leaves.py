@@ -96,7 +96,7 @@ def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
     elif isinstance(value, Mapping):
         for key in value:
             yield from _walk(_join(path, key), value[key], depth + 1)
-    elif type(value) in (list, tuple) and not (depth and _is_numbers(value)):
+    elif type(value) in (list, tuple) and (not depth or _shape(value) is None):
         for number, element in enumerate(value):
             yield from _walk(_join(path, number), element, depth + 1)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
@@ -108,23 +108,24 @@ def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
         yield Leaf(path, value)
 
 
-def _is_numbers(value: Any) -> bool:
-    """Whether NumPy makes one array of numbers of a list: numbers alone, or lists of them of one length. Also an empty one."""
-    if type(value[0] if value else 0) not in (list, tuple):
-        return _NUMBERS.issuperset(map(type, value))
-    if not all(type(row) in (list, tuple) and len(row) == len(value[0]) for row in value):
-        return False
-    return (
-        all(map(_is_numbers, value)) and len({type(row[0]) in _NUMBERS for row in value if row}) < 2
-    )
+def _shape(value: Any, within: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+    """The shape of the one array that NumPy makes of a list of numbers; None: it makes none. within: lists that it lies in."""
+    if type(value) not in (list, tuple):
+        return () if type(value) in _NUMBERS else None
+    if id(value) in within or len(within) >= _DEPTH_MAX:
+        return None
+    if _NUMBERS.issuperset(map(type, value)):
+        return (len(value),)
+    shapes = {_shape(element, (*within, id(value))) for element in value}
+    shape = shapes.pop()
+    return None if shapes or shape is None else (len(value), *shape)
 
 
 def _join(path: str, key: Any) -> str:
+    where = f'in "{path}"' if path else "at the top"
     if isinstance(key, bool) or not isinstance(key, (str, int)):
-        where = f'in "{path}"' if path else "at the top"
         raise TypeError(f"keys of a tree are str or int; {where} stands the key {key!r:.60}")
     if key == "" or "\0" in str(key):
-        where = f'in "{path}"' if path else "at the top"
         raise ValueError(
             f"a key of a tree has at least one character, and no NUL; {where} stands the key {key!r:.60}"
         )

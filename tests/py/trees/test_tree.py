@@ -198,6 +198,11 @@ def test_a_list_of_numbers_in_a_dict_is_one_array() -> None:
     assert tree["losses"].tolist() == history and tree["grid"].tolist() == [[1, 2], [3, 4]]
     assert tree["none"].shape == (0,) and tree["grid"].dtype == np.array([1]).dtype
     assert list(cw.put("n", {"ragged": [[1, 2], [3]]})) == ["ragged.0", "ragged.1"]
+    assert list(cw.put("n", {"deep": [[[1, 2], [3, 4]], [[5], [6]]]})) == ["deep.0", "deep.1"]
+    loop: list[Any] = []
+    loop += [loop, loop]
+    with pytest.raises(ValueError, match="lies in more than 64"):
+        cw.put("n", {"loop": loop})
 
 
 def test_fields_of_a_named_tuple_are_keys() -> None:

@@ -750,8 +750,11 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
  * Blocks while the queue is empty. A reader that dies in it leaves its item to the next reader; if
  * it died in the moment between, when what went with the item was its own alone, the item is
  * counted as lost and passed over; so is an item with a handle that names no array. Returns how
- * many arrays go with it. -ETIMEDOUT: the queue was empty until the end. -EBUSY, CW_QUEUE_TRY and
- * -ECONNRESET as for cw_queue_put(). -EINTR, -EPROTO.
+ * many arrays go with it. -ETIMEDOUT: the queue was empty until the end. -EBUSY and CW_QUEUE_TRY as
+ * for cw_queue_put(). -ECONNRESET: arrays that went with the item were lost with their broker; the
+ * next call takes the next item. -ESTALE: the queue had grown, and its broker ended before this
+ * process opened the memory that the next item lies in: no call here reaches it. A process that
+ * takes items opens that memory as soon as it takes one after the growth. -EINTR, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
 /* Frees what an item holds; it is empty then. NULL is allowed. */

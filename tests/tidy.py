@@ -28,7 +28,6 @@ FUNCTION_LINES_MAX = 70
 LONG_FILES = {
     "broker/bridge/serve/upload.c": "an array that a peer reads, from its OPEN to its hash",
     "ipc/cableway.h": "the one public header",
-    "ipc/tasks/queue.c": "an item's way through a queue, from one end to the other",
     "py/cableway/array.py": "the face of one noun, docstrings for the most part",
     "py/cableway/_pool/engine.py": "what a Pool is, from its start to its end",
     "tests/model/scenarios/dispatch.c": "the scenarios of one protocol",

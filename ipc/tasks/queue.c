@@ -2,27 +2,22 @@
  * Queues: what an item is and where its bytes lie. Who is next, and how the ends wait, is
  * shm/tasks/queue.h, with the deaths of all parties; read that first.
  *
- *   queue's array:  struct head | first ring
- *   further rings:  an array each, twice as large as the one before, named in head->rings
- *
- * A ring is a range of bytes that the writers fill and the readers empty, around and around; each
- * end's position in it is part of its mark, published with the count. When an item does not fit,
- * the writer makes a larger ring, leaves a note (JUMP) in the old one and goes on in the new one;
- * readers follow when they meet the note. So the queue grows as a list does, and nothing is moved.
+ * An item is a record in the ring where its end stands; how rings grow and who keeps them is
+ * queue_rings.h.
  *
  * A record is a struct record, its handles, its data, rounded up to RECORD_ALIGN; bytes wrap around
  * at the ring's end. Behind the last record there is always room for a note.
  *
- * Who keeps the memory. What goes with an item, and each further ring, has a transit at the broker,
- * tied to the queue's array (TRANSIT_ANCHOR): it stays until it is ended, or the queue is gone,
- * whoever dies. A reader takes leases of its own on all that goes with an item, ends the transits
- * and then publishes that the item is taken. If it dies before the last step the next reader finds
- * the item again: whole, or (the transits ended) without its memory; such an item is passed over.
- * If the broker is dead, so is what it kept: the item is passed over and whoever came to it is
- * told. So is one with a handle that names no array: put looks at what can be seen in a handle
- * alone, but another process may write here what it likes, and one bad item must not stop the
- * readers. A reader that has passed a ring ends that ring's transit; if it dies before, the next
- * one does. A writer that dies before it ties a transit leaves it to its limit.
+ * Who keeps the memory. What goes with an item has a transit at the broker, as a ring has, tied to
+ * the queue's array (TRANSIT_ANCHOR): it stays until it is ended, or the queue is gone, whoever
+ * dies. A reader takes leases of its own on all that goes with an item, ends the transits and then
+ * publishes that the item is taken. If it dies before the last step the next reader finds the item
+ * again: whole, or (the transits ended) without its memory; such an item is passed over. If the
+ * broker is dead, so is what it kept: the item is passed over and whoever came to it is told. So is
+ * one with a handle that names no array: put looks at what can be seen in a handle alone, but
+ * another process may write here what it likes, and one bad item must not stop the readers. A
+ * reader that has passed a ring ends that ring's transit; if it dies before, the next one does. A
+ * writer that dies before it ties a transit leaves it to its limit.
  *
  * The memory can be written by every process of the queue: what is read is copied, the copy is
  * checked and used. struct cw_queue is this process's; put_ring belongs to who has the writers'
@@ -31,220 +26,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/array/array.h"
-#include "ipc/client.h"
-#include "ipc/request/channel.h"
+#include "ipc/tasks/queue_rings.h"
 #include "shm/base/task.h"
-#include "shm/tasks/queue.h"
 
-#define QUEUE_MAGIC    0x6377717565303031ull /* "cwque001" */
-#define RINGS          64u                   /* that an item and the last one put can lie apart */
-#define FIRST_BYTES    (32u << 10)
-#define RING_MAX_BYTES (64ull << 20)
-#define DATA_MAX       (288u << 10)
-#define HANDLES_MAX    1024u
-#define RECORD_ALIGN   32u
-#define OFFSET_BITS    40u /* of a position: the ring's number stands above */
-#define OFFSET_MASK    ((1ull << OFFSET_BITS) - 1)
-
-enum record_kind { RECORD_ITEM = 1, RECORD_JUMP = 2 };
-
-struct record { /* RECORD_ALIGN bytes, so that it never wraps */
-    uint32_t kind;
-    uint32_t size_bytes;
-    uint32_t handles;
-    uint32_t reserved;
-    uint64_t charge_bytes;
-    uint64_t number; /* of the item */
-};
-
-struct ring_place { /* 64 bytes, shared; written by the writer before it goes there */
-    cw_handle handle;
-    cw_a64 token; /* of its transit; 0: ended, or none */
-    uint64_t reserved;
-};
-
-struct head { /* shared */
-    uint64_t magic;
-    uint64_t world; /* cw_task_world() of the maker */
-    uint64_t reserved[6];
-    struct cw_queue_core core;
-    struct ring_place rings[RINGS]; /* by the ring's number, modulo */
-};
-#define HEAD_BYTES 8192u
-_Static_assert(sizeof(struct record) == RECORD_ALIGN && sizeof(struct ring_place) == 64 &&
-                   sizeof(struct head) <= HEAD_BYTES,
-               "layout");
-
-struct ring { /* one end's, in this process */
-    uint64_t number;
-    uint8_t *bytes; /* NULL: not mapped */
-    uint64_t size_bytes;
-    cw_array *array; /* NULL: the first ring, which is in the queue's array */
-};
-
-struct cw_queue {
-    cw_client *client;
-    cw_array *array; /* borrowed */
-    struct head *head;
-    struct ring put_ring, get_ring;
-    uint64_t
-        readers_at; /* a position that the readers have reached; of who has the writers' turn */
-};
-
-/* ---- positions ---- */
-
-static uint64_t ring_of(uint64_t position) {
-    return position >> OFFSET_BITS;
-}
-
-static uint64_t moved(uint64_t position, uint64_t bytes) {
-    return (position & ~OFFSET_MASK) | ((position + bytes) & OFFSET_MASK);
-}
+#define QUEUE_MAGIC 0x6377717565303031ull /* "cwque001" */
+#define DATA_MAX    (288u << 10)
+#define HANDLES_MAX 1024u
 
 static uint64_t record_bytes(uint64_t size_bytes, uint32_t handles) {
     uint64_t bytes = sizeof(struct record) + handles * sizeof(cw_handle) + size_bytes;
     return (bytes + RECORD_ALIGN - 1) / RECORD_ALIGN * RECORD_ALIGN;
-}
-
-static void copy_in(const struct ring *ring, uint64_t position, const void *from, uint64_t bytes) {
-    uint64_t at = position & (ring->size_bytes - 1), first = ring->size_bytes - at;
-    first = bytes < first ? bytes : first;
-    if (first)
-        memcpy(ring->bytes + at, from, first);
-    if (bytes > first)
-        memcpy(ring->bytes, (const uint8_t *)from + first, bytes - first);
-}
-
-static void copy_out(const struct ring *ring, uint64_t position, void *to, uint64_t bytes) {
-    uint64_t at = position & (ring->size_bytes - 1), first = ring->size_bytes - at;
-    first = bytes < first ? bytes : first;
-    if (first)
-        memcpy(to, ring->bytes + at, first);
-    if (bytes > first)
-        memcpy((uint8_t *)to + first, ring->bytes, bytes - first);
-}
-
-/* ---- rings ---- */
-
-static int new_bytes(cw_client *client, uint64_t bytes, cw_array **out) {
-    int64_t size = (int64_t)bytes;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
-    return cw_array_new(client, "cpu", &layout, 0, out);
-}
-
-static void ring_close(struct ring *ring) {
-    cw_array_close(ring->array);
-    *ring = (struct ring){.bytes = NULL};
-}
-
-static int open_bytes(cw_client *client, cw_handle handle, cw_array **out) {
-    int64_t bytes = (int64_t)handle.size_bytes;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &bytes, .dtype = "|u1"};
-    if (bytes < 0)
-        return cw_fail(-EPROTO, "a handle of %llu bytes", (unsigned long long)handle.size_bytes);
-    handle.token = 0; /* the transit is ended apart from this */
-    return cw_array_open(client, &handle, &layout, 0, out);
-}
-
-/* Makes ring the one with this number. */
-static int ring_find(cw_queue *queue, struct ring *ring, uint64_t number) {
-    if (ring->bytes && ring->number == number)
-        return 0;
-    ring_close(ring);
-    struct ring found = {.number = number, .size_bytes = FIRST_BYTES};
-    if (number == 0)
-        found.bytes = (uint8_t *)queue->head + HEAD_BYTES;
-    else {
-        cw_handle handle = *(const volatile cw_handle *)&queue->head->rings[number % RINGS].handle;
-        found.size_bytes = handle.size_bytes;
-        if (found.size_bytes < FIRST_BYTES || (found.size_bytes & (found.size_bytes - 1)))
-            return cw_fail(-EPROTO, "the queue names a ring of %llu bytes",
-                           (unsigned long long)found.size_bytes);
-        int code = open_bytes(queue->client, handle, &found.array);
-        if (code)
-            return code == -ESTALE ? cw_fail(-EPROTO, "memory that the queue names is gone") : code;
-        if (cw_array_gpu(found.array) >= 0) {
-            cw_array_close(found.array);
-            return cw_fail(-EPROTO, "the queue names memory of a GPU as a ring");
-        }
-        found.bytes = cw_array_data(found.array);
-    }
-    *ring = found;
-    return 0;
-}
-
-static void end_transit(cw_queue *queue, uint64_t token) {
-    struct cw_block_ref ref = {.token = token};
-    if (token)
-        cw_channel_post(queue->client, CW_OP_TRANSIT_END, &ref, sizeof ref);
-}
-
-/* Ties a transit of ours to the queue. The broker is to hear of the queue's end, also where no
- * other process ever knew of it. */
-static void anchor(cw_queue *queue, uint64_t token) {
-    struct cw_block_ref ref = {.token = token,
-                               .slab = queue->array->slab->id,
-                               .block = queue->array->block,
-                               .gen = queue->array->gen};
-    if (!token)
-        return;
-    pthread_mutex_lock(&queue->client->lock);
-    struct cw_extent *extent = queue->array->slab->locals[ref.block].extent;
-    if (extent)
-        extent->published = true;
-    pthread_mutex_unlock(&queue->client->lock);
-    cw_channel_post(queue->client, CW_OP_TRANSIT_ANCHOR, &ref, sizeof ref);
-}
-
-/* Makes the ring after the writers', and leaves the note. *position: where it begins. */
-static int ring_grow(cw_queue *queue, uint64_t bytes, uint64_t readers, uint64_t *position) {
-    struct ring *old = &queue->put_ring;
-    uint64_t number = old->number + 1;
-    if (number - readers >= RINGS - 1 || number >> (64 - OFFSET_BITS))
-        return cw_fail(-EDQUOT,
-                       "the queue's items fill %u pieces of memory of up to %llu bytes, which is "
-                       "the most that one has: take some, or bound it by items or bytes",
-                       RINGS, (unsigned long long)RING_MAX_BYTES);
-    struct ring made = {.number = number, .size_bytes = old->size_bytes};
-    if (made.size_bytes < RING_MAX_BYTES)
-        made.size_bytes *= 2;
-    while (made.size_bytes < bytes)
-        made.size_bytes *= 2;
-    cw_handle handle;
-    int code = new_bytes(queue->client, made.size_bytes, &made.array);
-    if (code)
-        return code;
-    code = cw_array_export(made.array, 1, &handle);
-    if (code) {
-        cw_array_close(made.array);
-        return code;
-    }
-    anchor(queue, handle.token);
-    made.bytes = cw_array_data(made.array);
-    struct ring_place *place = &queue->head->rings[number % RINGS];
-    place->handle = handle;
-    place->handle.token = 0;
-    CW_STORE(Q13, &place->token, handle.token, relaxed);
-    struct record note = {.kind = RECORD_JUMP};
-    copy_in(old, *position, &note, sizeof note);
-    ring_close(old);
-    *old = made;
-    *position = number << OFFSET_BITS;
-    return 0;
-}
-
-/* A ring that readers have left behind: its memory may go. */
-static void ring_forget(cw_queue *queue, uint64_t current) {
-    if (current == 0)
-        return;
-    struct ring_place *place = &queue->head->rings[(current - 1) % RINGS];
-    /* Q13: who has the readers' turn writes it, the writer before it came here. */
-    uint64_t token = CW_LOAD(Q13, &place->token, relaxed);
-    if (!token)
-        return;
-    end_transit(queue, token);
-    CW_STORE(Q13, &place->token, 0, relaxed);
 }
 
 /* ---- making and opening ---- */
@@ -253,7 +44,7 @@ int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_a
     cw_array *array;
     if (!out)
         return cw_needs("a place for the queue's array");
-    int code = new_bytes(client, HEAD_BYTES + FIRST_BYTES, &array);
+    int code = cw_bytes_new(client, HEAD_BYTES + FIRST_BYTES, &array);
     if (code)
         return code;
     struct head *head = cw_array_data(array);
@@ -298,8 +89,7 @@ int cw_queue_open(cw_array *array, cw_queue **out) {
 void cw_queue_close(cw_queue *queue) {
     if (!queue)
         return;
-    ring_close(&queue->put_ring);
-    ring_close(&queue->get_ring);
+    cw_rings_close(queue);
     cw_client_unref(queue->client);
     free(queue);
 }
@@ -324,11 +114,20 @@ static int within_turn(int code) {
 
 /* Where a record of so many bytes goes; the caller has the turn. */
 static int find_room(cw_queue *queue, uint64_t bytes, uint64_t *position) {
-    struct ring *ring = &queue->put_ring;
     struct cw_queue_place readers;
-    int code = ring_find(queue, ring, ring_of(*position));
+    const struct ring *ring = queue->put_ring;
+    int code = cw_ring_find(queue, &queue->put_ring, ring_of(*position));
+    if (code == -ESTALE)
+        return cw_fail(-ECONNRESET,
+                       "the queue cannot be put into from this process any more: it grew into "
+                       "memory that the process had not opened when the broker (pid %d) ended. "
+                       "Make a new queue",
+                       queue->client->broker_pid);
     if (code)
         return code;
+    if (queue->put_ring != ring)
+        cw_rings_pass(queue); /* another process has grown it */
+    ring = queue->put_ring;
     /* Where the readers stood when it was last looked at: they only go on. */
     uint64_t before = *position - queue->readers_at;
     if (before <= ring->size_bytes && bytes + sizeof(struct record) <= ring->size_bytes - before)
@@ -343,7 +142,7 @@ static int find_room(cw_queue *queue, uint64_t bytes, uint64_t *position) {
                        "the queue is damaged: something overwrote its positions; make a new one");
     if (bytes + sizeof(struct record) <= ring->size_bytes - used)
         return 0;
-    return ring_grow(queue, bytes + sizeof(struct record), at, position);
+    return cw_ring_grow(queue, bytes + sizeof(struct record), at, position);
 }
 
 static int check_put(cw_queue *queue, const void *data, uint64_t size_bytes,
@@ -403,14 +202,14 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
                             .charge_bytes = charge,
                             .number = place.count};
     uint64_t at = place.position;
-    copy_in(&queue->put_ring, at, &record, sizeof record);
-    copy_in(&queue->put_ring, at + sizeof record, handles, count * sizeof *handles);
-    copy_in(&queue->put_ring, at + sizeof record + count * sizeof *handles, data, size_bytes);
+    cw_ring_in(queue->put_ring, at, &record, sizeof record);
+    cw_ring_in(queue->put_ring, at + sizeof record, handles, count * sizeof *handles);
+    cw_ring_in(queue->put_ring, at + sizeof record + count * sizeof *handles, data, size_bytes);
     place.position = moved(at, bytes);
     cw_queue_put_commit(core, &place, charge);
     /* From here on the item is the queue's; the transits began before, and are tied now. */
     for (uint32_t i = 0; i < count; i++)
-        anchor(queue, handles[i].token);
+        cw_queue_anchor(queue, handles[i].token);
     return 0;
 }
 
@@ -453,10 +252,10 @@ static int make_room(cw_item *item, uint64_t bytes, uint32_t handles) {
 static int find_record(cw_queue *queue, struct cw_queue_place *place, struct record *record) {
     for (;;) {
         uint64_t number = ring_of(place->position);
-        int code = ring_find(queue, &queue->get_ring, number);
+        int code = cw_ring_find(queue, &queue->get_ring, number);
         if (code)
             return code;
-        copy_out(&queue->get_ring, place->position, record, sizeof *record);
+        cw_ring_out(queue->get_ring, place->position, record, sizeof *record);
         if (record->kind != RECORD_JUMP)
             break;
         place->position = (number + 1) << OFFSET_BITS;
@@ -475,9 +274,9 @@ static int open_all(cw_queue *queue, uint64_t at, uint32_t count, cw_item *item)
     int stale = 0;
     for (uint32_t i = 0; i < count && !stale; i++) {
         cw_handle handle;
-        copy_out(&queue->get_ring, at + i * sizeof handle, &handle, sizeof handle);
+        cw_ring_out(queue->get_ring, at + i * sizeof handle, &handle, sizeof handle);
         item->arrays[i] = NULL;
-        int code = open_bytes(queue->client, handle, &item->arrays[i]);
+        int code = cw_bytes_open(queue->client, handle, &item->arrays[i]);
         if (code && code != -ESTALE && code != -EPROTO) {
             close_arrays(item);
             return code; /* all is as it was */
@@ -487,28 +286,30 @@ static int open_all(cw_queue *queue, uint64_t at, uint32_t count, cw_item *item)
     }
     for (uint32_t i = 0; i < count; i++) {
         cw_handle handle;
-        copy_out(&queue->get_ring, at + i * sizeof handle, &handle, sizeof handle);
-        end_transit(queue, handle.token);
+        cw_ring_out(queue->get_ring, at + i * sizeof handle, &handle, sizeof handle);
+        cw_queue_end_transit(queue, handle.token);
     }
     if (stale)
         close_arrays(item);
     return stale;
 }
 
-/* Has the broker ended that kept what goes with the items? No answer of it is waited for. Whoever
- * it dropped, or who closed its own connection, does not take an item from those who can open it.
- */
-static bool keeper_is_dead(const cw_queue *queue) {
-    const struct cw_root *root = queue->client->root;
-    return root->world == cw_task_world() && !cw_task_runs(root->task);
-}
+/* What came of one attempt to take an item. */
+struct taken {
+    bool passed; /* an item that was lost was passed over */
+    bool behind; /* this process may have rings to open, or to close */
+};
 
-/* Takes the record that the turn's holder stands at. -ESTALE: it was lost, and is passed over.
- * -ECONNRESET: it was lost with the broker, and is told of; the next one comes next. */
-static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item) {
+/*
+ * Takes the record that the turn's holder stands at. 0; -ESTALE: it cannot be reached. Passed over
+ * as well: 0 (what it named is gone), -ECONNRESET (it was lost with the broker, and is told of).
+ */
+static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item, struct taken *taken) {
     struct cw_queue_core *core = &queue->head->core;
+    const struct ring *before = queue->get_ring;
+    struct cw_queue_place writers;
     struct record record;
-    ring_forget(queue, ring_of(place->position)); /* what is published: nobody goes back */
+    cw_ring_forget(queue, ring_of(place->position)); /* what is published: nobody goes back */
     int code = find_record(queue, place, &record);
     if (code == 0)
         code = make_room(item, record.size_bytes, record.handles);
@@ -516,41 +317,48 @@ static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item) {
         cw_queue_get_cancel(core);
         return within_turn(code);
     }
+    cw_queue_look(&core->put, &writers);
+    taken->behind =
+        queue->get_ring != before || queue->get_ring->number != ring_of(writers.position);
     uint64_t at = place->position + sizeof record;
     code = record.handles ? open_all(queue, at, record.handles, item) : 0;
-    bool lost = code == -ESTALE || (code == -ECONNRESET && keeper_is_dead(queue));
-    if (code && !lost) {
+    taken->passed = code == -ESTALE || (code == -ECONNRESET && cw_queue_keeper_dead(queue));
+    if (code && !taken->passed) {
         cw_queue_get_cancel(core);
         return within_turn(code);
     }
     if (code == 0) {
-        copy_out(&queue->get_ring, at + record.handles * sizeof(cw_handle), item->data,
-                 record.size_bytes);
+        cw_ring_out(queue->get_ring, at + record.handles * sizeof(cw_handle), item->data,
+                    record.size_bytes);
         item->size_bytes = record.size_bytes;
     }
     place->position = moved(place->position, record_bytes(record.size_bytes, record.handles));
-    cw_queue_get_commit(core, place, record.charge_bytes, lost);
+    cw_queue_get_commit(core, place, record.charge_bytes, taken->passed);
     if (code == -ECONNRESET)
         return cw_fail(code,
                        "an item of the queue is lost: the broker (pid %d) that kept the %u arrays "
                        "that went with it has ended. The next call takes the next item",
                        queue->client->broker_pid, record.handles);
-    return code;
+    return 0;
 }
 
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
     struct cw_queue_place place;
+    struct taken taken;
     if (!queue || !item)
         return cw_fail(-EINVAL, "a queue and an item are needed, NULL was given");
     close_arrays(item);
     int64_t end_ns = end_of(timeout_ns);
     int code;
     do {
+        taken = (struct taken){.passed = false};
         code = cw_queue_get_begin(&queue->head->core, end_ns, &place);
         if (code)
             return code;
-        code = take(queue, &place, item);
-    } while (code == -ESTALE);
+        code = take(queue, &place, item, &taken);
+    } while (code == 0 && taken.passed);
+    if (code == 0 && taken.behind)
+        cw_rings_follow(queue);
     return code ? code : (int)item->count;
 }
 

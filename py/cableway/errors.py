@@ -54,7 +54,7 @@ class NameTaken(Error):
 
 
 class Stale(Error):
-    """The array behind a handle is gone."""
+    """The array behind a handle is gone, or what a queue lies in."""
 
 
 class VersionChanged(Stale):

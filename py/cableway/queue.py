@@ -344,7 +344,7 @@ class Queue(_Shared):
             QueueBlocked: the time is over, and a process in the middle of a put has stood still for a second.
             LimitExceeded: no memory left for the item.
             ValueError: the queue is closed, or the item alone is above maxbytes.
-            BrokerLost: the item has large parts, and the broker that would keep them is gone.
+            BrokerLost: the item has large parts, or the queue has to grow, and the broker that would keep that is gone.
             Whatever pickling raises.
 
         >>> import cableway as cw
@@ -366,6 +366,8 @@ class Queue(_Shared):
             ValueError: the queue is closed.
             BrokerLost: the item has large parts, and the broker that kept them is gone: it is lost, and the next call
                 takes the next one.
+            Stale: the queue had grown, and its broker ended before this process took an item from what it grew into: it
+                cannot reach the items that are left. Make a new queue.
             Whatever unpickling raises.
 
         >>> import cableway as cw

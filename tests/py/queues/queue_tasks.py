@@ -18,6 +18,13 @@ def put_many(q: Any, writer: int, count: int) -> None:
         q.put((writer, i))
 
 
+def put_long(q: Any, wrote: Any, count: int) -> None:
+    """So many items of which the queue grows."""
+    for i in range(count):
+        q.put((i, "x" * 100))
+    wrote.put(count)
+
+
 def get_until_none(source: Any, target: Any) -> None:
     while (item := source.get()) is not None:
         target.put(item)

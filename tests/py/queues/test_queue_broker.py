@@ -74,6 +74,57 @@ def test_the_queue_outlives_its_maker_and_its_broker(broker_folder: Any) -> None
     disconnect()  # what comes next meets a new broker, and not this one's last quarter of a second
 
 
+def kill_broker(folder: Any) -> None:
+    os.kill(running_broker(folder), signal.SIGKILL)
+    assert eventually(lambda: broker_pid(folder) == 0)
+
+
+def test_what_one_process_has_put_it_takes_however_far_the_queue_grew(broker_folder: Any) -> None:
+    """Megabytes of small items lie in many pieces of memory: it has them all open."""
+    q = cw.Queue()
+    for i in range(20_000):
+        q.put((i, "x" * 100))
+    kill_broker(broker_folder)
+    assert [q.get() for _ in range(20_000)] == [(i, "x" * 100) for i in range(20_000)]
+    assert q.empty()
+    disconnect()
+
+
+def test_a_reader_that_has_taken_one_item_since_the_queue_grew_takes_them_all(
+    method: str, broker_folder: Any
+) -> None:
+    q, wrote = cw.Queue(), cw.Queue()
+    writer = started(method, tasks.put_long, q, wrote, 5000)
+    assert wrote.get(timeout=30) == 5000
+    writer.join(30)  # nobody else has the queue
+    assert q.get() == (0, "x" * 100)
+    kill_broker(broker_folder)
+    assert [q.get() for _ in range(1, 5000)] == [(i, "x" * 100) for i in range(1, 5000)]
+    disconnect()
+
+
+def test_what_a_queue_grew_into_and_its_reader_had_not_opened_is_told_as_lost(
+    method: str, broker_folder: Any
+) -> None:
+    """The error is another than that of one lost item: who goes on after that would go on for ever."""
+    q, wrote = cw.Queue(), cw.Queue()
+    q.put("first")
+    writer = started(method, tasks.put_long, q, wrote, 5000)
+    assert wrote.get(timeout=30) == 5000
+    writer.join(30)
+    kill_broker(broker_folder)
+    got = []
+    with pytest.raises(cw.Stale, match="memory that the queue grew into"):
+        while True:
+            got.append(q.get(timeout=30))
+    assert 0 < len(got) < 5000  # those in the memory that it had
+    with pytest.raises(cw.Stale, match="make a new queue"):
+        q.get(timeout=30)
+    with pytest.raises(cw.BrokerLost, match="Make a new queue"):
+        q.put("small")
+    disconnect()
+
+
 @pytest.mark.parametrize("kind", [cw.Queue, cw.JoinableQueue, cw.SimpleQueue])
 def test_a_queue_that_was_never_used_outlives_its_broker(kind: Any, broker_folder: Any) -> None:
     q = kind()

@@ -415,6 +415,9 @@ def tell(failed: Round, error: BaseException) -> None:
     """All that is known of a round."""
     again = f"--seed {failed.name.replace(' ', ' --only ')}"
     print(f"\nFAILED: {failed}, {dict(failed.hurt.done)}; again: {again}; {error!r}")
+    for line in failed.err.read_text().splitlines():
+        if ": drivers: " in line:  # what hangs stands first: all else may be long
+            print(line[:500])
     for file in (failed.out, failed.err):
         print(f"--- {file}\n{file.read_text()[-60_000:]}")
     for log in failed.broker_folder.glob("*.log"):

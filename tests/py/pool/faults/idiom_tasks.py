@@ -18,7 +18,7 @@ import numpy as np
 
 import cableway as cw
 
-CANNOT_OPEN = 7  # exit status of a process that had not opened its queue before the broker died
+CANNOT_OPEN = 7  # exit status of a process that had not opened its queue, or what that grew into, before the broker died
 LARGE = 40_000  # numbers: above 256 KiB, so beside the message
 
 faulthandler.register(signal.SIGUSR1)  # in every process that imports this, and its forks
@@ -147,7 +147,10 @@ def get_items(q: Any, out: Any, reader: int, simple: bool) -> None:
     """Takes items until it gets None, and tells of each."""
     opened(q, out)
     while True:
-        found = take(q, 0.05, simple)
+        try:
+            found = take(q, 0.05, simple)
+        except cw.Stale:
+            os._exit(CANNOT_OPEN)
         if isinstance(found, str):
             if found != "none":
                 out.put((found, reader, 0))
@@ -161,11 +164,11 @@ def get_items(q: Any, out: Any, reader: int, simple: bool) -> None:
 
 
 def take(q: Any, seconds: float, simple: bool) -> Any:
-    """An item, or why there is none."""
+    """An item, or why there is none. Stale: the broker died before this process had opened what the queue grew into."""
     try:
         return q.get() if simple else q.get(timeout=seconds)
     except (standard.Empty, cw.QueueBlocked):
         return "none"
-    except (cw.BrokerLost, cw.Stale) as error:
+    except cw.BrokerLost as error:
         print(f"lost an item: {error!r}", file=sys.stderr, flush=True)
         return "lost"

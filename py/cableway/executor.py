@@ -37,7 +37,7 @@ from cableway._executor.future import Future
 from cableway._executor.map import Mapped
 from cableway._pool import stats as pool_stats
 from cableway._pool.devices import devices as pool_devices
-from cableway._pool.engine import RUN, Engine
+from cableway._pool.engine import Engine
 from cableway._pool.jobs import Task
 from cableway._pool.options import Options, chunk_size
 from cableway._pool.starts import Starts
@@ -156,7 +156,8 @@ class Executor(futures.Executor):
     def _start(self, pid: int) -> Engine:
         self._starter = pid  # before there are workers
         try:
-            engine = Engine(
+            Engine.begin_for(
+                self,
                 self._max_workers,
                 self._mp_context,
                 self._options,
@@ -164,8 +165,9 @@ class Executor(futures.Executor):
                 devices=self._devices,
                 not_running=_shut_down,
             )
+            engine = self._engine
+            assert engine is not None
             _engines.add(engine)  # where the exit finds it
-            self._engine = engine
         finally:
             if self._engine is None:
                 self._starter = None
@@ -363,9 +365,8 @@ class Executor(futures.Executor):
 
     def __del__(self, getpid: Any = os.getpid) -> None:
         engine = getattr(self, "_engine", None)
-        if engine is not None and engine.pid == getpid() and engine.state == RUN:
-            engine.abandoned = True  # what is under way holds the executor: nothing is left to do
-            engine.wake()
+        if engine is not None and engine.pid == getpid():
+            engine.drop()  # what is under way holds the executor: nothing is left to do
 
     # ---- what programs read of ProcessPoolExecutor beside its interface (and _max_workers, _mp_context)
 

@@ -123,6 +123,8 @@ class Pool(_Standard):
     [8, 9]
     """
 
+    _engine: Engine  # absent where it could not begin
+
     def __init__(
         self,
         processes: int | None = None,
@@ -155,8 +157,8 @@ class Pool(_Standard):
         options = Options(
             initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
         )
-        self._engine = Engine(processes, context, options, devices=found)
         self._told_to_end = False
+        Engine.begin_for(self, processes, context, options, devices=found)
 
     # ---- one call
 
@@ -412,11 +414,9 @@ class Pool(_Standard):
         engine = getattr(self, "_engine", None)
         if engine is None or engine.pid != getpid():
             return
+        engine.drop()
         if not self._told_to_end and engine.error is None:  # at exit the engine has ended before
             warn(f"unclosed running multiprocessing pool {self!r}", ResourceWarning, source=self)
-        if engine.state == RUN:
-            engine.abandoned = True
-            engine.wake()
 
     # ---- what programs read of multiprocessing.Pool beside its interface
 

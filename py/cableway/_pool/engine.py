@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import starmap
 from multiprocessing import util
 from typing import Any, NoReturn
 
@@ -152,13 +153,26 @@ class Engine:
         )
         delivery.connect(self._workers, self._submit_queue, self._supervisor)
         self._at_exit: Any = None
-        with _starts:
-            _watch_exit()
-            self._workers.start_all()
-            _running.add(self)
-            idle_memory.add_end(self.dispatch)
-            self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
-            self._supervisor.start()
+        try:
+            with _starts:
+                _watch_exit()
+                self._workers.start_all()
+                _running.add(self)
+                idle_memory.add_end(self.dispatch)
+                self._at_exit = util.Finalize(None, self.terminate, exitpriority=15)
+                self._supervisor.start()
+        except BaseException:
+            self._supervisor.give_up_start()
+            raise
+
+    @classmethod
+    def begin_for(cls, owner: Any, *args: Any, **named: Any) -> None:
+        """Makes one that is `owner._engine` in the same moment, in C: whatever a signal's handler raises, either its owner
+        has it and ends it, or it has ended.
+        """
+        vars(owner).update(
+            zip(("_engine",), starmap(partial(cls, *args, **named), ((),)), strict=True)
+        )
 
     # ---- what the Pool calls, on callers' threads
 
@@ -401,8 +415,8 @@ class Engine:
         with self._lock:
             self.begin = _nothing_begins
             self.state = TERMINATE
+        self.wake()  # at once: a signal's handler may raise on the way to what follows
         self._workers.terminate()
-        self.wake()
         self._supervisor.join()
 
     def join(self) -> None:
@@ -416,6 +430,11 @@ class Engine:
     def defer(self, work: Callable[[], object]) -> None:
         """Lets the supervisor do something, which no signal's handler interrupts."""
         self._supervisor.defer(work)
+
+    def drop(self) -> None:
+        """Nobody has its face any more, in the process that made it. Takes no lock."""
+        self.abandoned = self.abandoned or self.state == RUN
+        self.wake()  # also where a Ctrl-C came into `close` or `terminate` before they did
 
     def wake(self) -> None:
         """Makes the supervisor look around. Takes no lock."""

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway._core import idle_memory
+from cableway._core.threads import OwnThread
 from cableway._pool import answers
 from cableway._pool.deliver import LOOK_SECONDS, OPEN_TIMEOUT_SECONDS, decoded, may_pass
 from cableway._pool.launch import process
@@ -81,7 +82,9 @@ class Supervisor:
         self._later: list[Any] = []  # answers whose blocks could not be opened, as delivered
         self._until: dict[Any, float] = {}  # of each: how long it is tried
         self._ended = False
-        self.thread = threading.Thread(target=self._serve, name="cableway-pool", daemon=True)
+        self.thread = OwnThread(self._serve, "cableway-pool")
+        self._gave_up_start = False
+        self._starting: Engine | None = None  # nobody else may have it when the thread begins
 
     @property
     def _engine(self) -> Engine:
@@ -90,20 +93,24 @@ class Supervisor:
         return engine
 
     def start(self) -> None:
-        """Starts it; if that fails, workers are ended."""
-        try:
-            self.thread.start()
-        except BaseException:
-            self._engine.abandoned = True
-            if self.thread.ident is None:  # it will never run
-                self._end()
-            else:
-                self._engine.wake()
-            raise
+        """Starts it."""
+        self._starting = self._engine
+        self.thread.start()
+
+    def give_up_start(self) -> None:
+        """The start of the Pool, at whatever step, has raised: ends what there is of it, here or on its thread."""
+        engine = self._engine
+        engine.abandoned = True
+        if self.thread.withdraw():
+            self._gave_up_start = True
+            self._starting = None
+            self._end()
+        else:
+            engine.wake()
 
     def join(self) -> None:
-        """Waits for its end; returns at once where it calls this itself."""
-        if threading.current_thread() is not self.thread:
+        """Waits for its end; returns at once where it calls this itself, and where it never began."""
+        if threading.current_thread() is not self.thread and not self._gave_up_start:
             self.thread.join()
 
     def defer(self, work: Callable[[], object]) -> None:
@@ -164,7 +171,7 @@ class Supervisor:
             work()
 
     def _serve(self) -> None:
-        engine = self._engine
+        engine, self._starting = self._engine, None
         process.hurry()  # results must not wait while a server for workers starts
         try:
             self._serve_until_ended()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import operator
 import os
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any
 from cableway import _dispatch, client
 from cableway._core import imports
 from cableway._core.descriptors import above_stdio
+from cableway._core.threads import OwnThread
 from cableway._pool.devices.devices import Devices
 from cableway._pool.launch import process as processes
 from cableway._pool.launch.environment import Name, describe, move
@@ -145,26 +145,14 @@ class Workers:
         self._epoll = above_stdio(select.epoll)
         self._quit = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))
         self._epoll.register(self._quit, select.EPOLLIN)
-        self._watcher = threading.Thread(
-            target=self._watch, name="cableway-pool-deaths", daemon=True
-        )
+        self._is_first = True  # nobody runs yet
+        self._watcher = OwnThread(self._watch, "cableway-pool-deaths")
 
     def start_all(self) -> None:
-        """The first workers; none is left if one, or the thread that watches them, cannot be started."""
-        try:
-            self.fill()
-            self._watcher.start()
-        except BaseException:
-            for worker in self.living():
-                worker.process.kill()
-                worker.process.join()
-            os.eventfd_write(self._quit, 1)
-            if self._watcher.ident is not None:  # it has, and something else came
-                self._watcher.join()
-            for worker in self.living():
-                self.discard(worker)
-            self._end_watch()
-            raise
+        """The first workers, and the thread that watches them. Where it raises, `end_all` ends what there is."""
+        self.fill()
+        self._is_first = False
+        self._watcher.start()
 
     @property
     def size(self) -> int:
@@ -178,7 +166,7 @@ class Workers:
         for group, wanted in enumerate(self.wanted):
             there = {worker.part for worker in self._staying(group)}
             missing = (wanted if most is None else min(most, wanted)) - len(there)
-            if missing > 0 and self._by_fork and self._watcher.ident is not None:
+            if missing > 0 and self._by_fork and not self._is_first:
                 self.fill_again = self._moment.wait()
                 if self.fill_again is not None:
                     return
@@ -255,30 +243,26 @@ class Workers:
             self.main.worker_starts()
         try:
             above_stdio(process.start)
-        except BaseException:
-            if process.ident is None:  # nobody runs there: its group does not count it
-                self.dispatch.reap(slot)
-            else:
-                self._give_up(worker)
-            raise
-        if self.main is not None:
-            self.main.worker_starts()
-        worker.pid = process.pid
-        self._workers[slot] = worker
-        try:
+            if self.main is not None:
+                self.main.worker_starts()
+            worker.pid = process.pid
+            self._workers[slot] = worker
             worker.pidfd = processes.open_pidfd(process)
+            self._watched[worker.pidfd] = worker
+            self._epoll.register(worker.pidfd, select.EPOLLIN)
+            if stderr is not None:
+                self._watched[stderr.fd] = worker
+                self._epoll.register(stderr.fd, select.EPOLLIN)
         except ProcessLookupError:  # dead and reaped already
             self.dead.append(worker)
             self.dispatch.tell(True)
-            return
         except BaseException:
-            self._give_up(worker)
+            if process.ident is None:
+                processes.end_unknown(process)
+                self.dispatch.reap(slot)  # nobody runs there: its group does not count it
+            else:
+                self._give_up(worker)
             raise
-        self._watched[worker.pidfd] = worker
-        self._epoll.register(worker.pidfd, select.EPOLLIN)
-        if stderr is not None:
-            self._watched[stderr.fd] = worker
-            self._epoll.register(stderr.fd, select.EPOLLIN)
 
     def _give_up(self, worker: Worker) -> None:
         """Kills one that runs and cannot be watched. It keeps its slot, and is seen to with all others: the Pool ends by this."""
@@ -458,7 +442,7 @@ class Workers:
                 _ended(worker, None)
             self.reap(worker)
         os.eventfd_write(self._quit, 1)
-        self._watcher.join()
+        self._watcher.end()
         self._end_watch()
         return there
 

@@ -1,4 +1,4 @@
-"""Worker processes: multiprocessing's Process, forked from our server with spawn and forkserver.
+"""Worker processes: multiprocessing's Process, forked from our server with spawn and forkserver, by ourselves with fork.
 
 A `SpawnProcess` or `ForkServerProcess` of this module is multiprocessing's in all that it shows (attributes,
 active_children, join, exit codes) and in what the worker sees; only its making differs (_pool.launch.server), and where no
@@ -31,6 +31,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, starmap
 from multiprocessing import context as contexts
 from multiprocessing import popen_fork, popen_spawn_posix, reduction, spawn, util
 from multiprocessing.process import BaseProcess
@@ -43,8 +44,10 @@ from cableway._pool.launch import server as servers
 
 __all__ = [
     "STATUS_SECONDS",
+    "ForkProcess",
     "ForkServerProcess",
     "SpawnProcess",
+    "end_unknown",
     "exitcode_of",
     "hurry",
     "let_go",
@@ -253,7 +256,7 @@ class _Pipeline:
 def pipelined(processes: list[Any]) -> Iterator[None]:
     """In this block processes of one context are started, these and in this order, by this thread."""
     server = None
-    if len(processes) > 1 and type(processes[0]) in _OURS.values():
+    if len(processes) > 1 and type(processes[0]) in (SpawnProcess, ForkServerProcess):
         server, told = _server_for(processes[0])
     if server is None:
         yield
@@ -295,6 +298,59 @@ def _popen(process: Any) -> popen_fork.Popen:
     return popen_spawn_posix.Popen(process)
 
 
+class _ForkPopen(popen_fork.Popen):
+    """multiprocessing's. What it makes is noted in the same moment, in C, whatever a signal's handler raises: else a child
+    would run, and descriptors be open, of which nobody knows.
+    """
+
+    def _launch(self, process_obj: Any) -> None:
+        ends: list[int] = []
+        self.finalizer = util.Finalize(self, _close_all, (ends,))
+        forked = process_obj.forked
+        try:
+            ends.extend(chain.from_iterable(starmap(os.pipe, ((), ()))))
+            forked.extend(starmap(os.fork, ((),)))
+            self.pid = forked[0]
+            if self.pid:
+                deque(map(os.close, map(ends.pop, (2, 1))), maxlen=0)  # the child's
+                self.sentinel = ends[0]
+        finally:
+            if forked and not forked[0]:
+                try:
+                    os._exit(_run(process_obj, ends))
+                finally:  # whatever a signal's handler raises: the child is never the program anew
+                    os._exit(1)
+
+
+def _close_all(ends: list[int]) -> None:
+    while ends:
+        os.close(ends.pop())
+
+
+def _run(process_obj: Any, ends: list[int]) -> int:
+    """In the child: its exit status."""
+    parent_r, _, child_r, parent_w = ends
+    os.close(parent_r)
+    os.close(parent_w)
+    return int(process_obj._bootstrap(parent_sentinel=child_r))
+
+
+class ForkProcess(contexts.ForkProcess):
+    """multiprocessing's, of which it is known whether it was forked.
+
+    Attributes:
+        forked: its pid, once it is there, also while multiprocessing does not know it yet.
+    """
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.forked: list[int] = []
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:
+        return _ForkPopen(process)
+
+
 class SpawnProcess(contexts.SpawnProcess):
     """multiprocessing's, forked from our server."""
 
@@ -311,8 +367,13 @@ class ForkServerProcess(contexts.ForkServerProcess):
         return _popen(process)
 
 
-_OURS = {"spawn": SpawnProcess, "forkserver": ForkServerProcess}
-_THEIRS = (contexts.Process, contexts.SpawnProcess, contexts.ForkServerProcess)
+_OURS = {"fork": ForkProcess, "spawn": SpawnProcess, "forkserver": ForkServerProcess}
+_THEIRS = (
+    contexts.Process,
+    contexts.ForkProcess,
+    contexts.SpawnProcess,
+    contexts.ForkServerProcess,
+)
 
 
 def process_class(context: Any) -> Any:
@@ -320,6 +381,15 @@ def process_class(context: Any) -> Any:
     if context.Process in _THEIRS:
         return _OURS.get(context.get_start_method(), context.Process)
     return context.Process
+
+
+def end_unknown(process: BaseProcess) -> None:
+    """After a start that raised, of a process that multiprocessing says was not started: if it was forked all the same, it
+    is killed, and its end waited for.
+    """
+    if process.ident is None and isinstance(process, ForkProcess) and process.forked:
+        os.kill(process.forked[0], signal.SIGKILL)
+        os.waitpid(process.forked[0], 0)
 
 
 def open_pidfd(process: BaseProcess) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 from concurrent import futures
@@ -32,7 +34,12 @@ def put_here() -> cw.Array:
 
 # CPython looks for signals when a function begins, after a call, and in a loop.
 _LOOKS = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "FOR_ITER"}
-_PARTS = ("_pool_", "/executor.py", "/_executor_", "/array.py", "/views.py")
+_OURS = Path(cw.__file__).parent
+_PARTS = tuple(
+    str(_OURS / name)
+    for name in ("_pool/", "pool.py", "_executor/", "executor.py", "_array/", "array.py")
+)
+assert all(Path(part).exists() for part in _PARTS)
 _PLACES_MAX = 1500
 
 
@@ -58,10 +65,14 @@ class CtrlC:
         self._last: dict[FrameType, int] = {}
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if not any(part in frame.f_code.co_filename for part in _PARTS):
+        if not frame.f_code.co_filename.startswith(_PARTS):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._look
+
+    def forget(self) -> None:
+        """Holds no frame any more, nor what those hold."""
+        self._last.clear()
 
     def _look(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "return":
@@ -91,6 +102,7 @@ def interrupted(number: int, call: Any) -> bool:
         pass
     finally:
         sys.settrace(None)
+        interrupter.forget()
     return interrupter.left <= 0
 
 
@@ -248,3 +260,55 @@ def test_what_a_handler_raises_is_not_lost_when_the_task_fails_meanwhile(tmp_pat
             signal.signal(signal.SIGINT, before)
             interrupter.join()
         assert pool.apply(tasks.square, (3,)) == 9
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def own_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("cableway-pool")]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="looks for signals at every opcode")
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # in a finaliser, too
+@pytest.mark.parametrize("kind", [cw.Pool, cw.Executor])
+def test_a_ctrl_c_while_it_starts_or_ends_leaves_no_worker(kind: Any) -> None:
+    """Wherever it comes: until the block begins nobody has the Pool but the interpreter, which drops it."""
+    context = multiprocessing.get_context("fork")
+    before = children()
+
+    def use() -> None:
+        with kind(2, context=context):
+            pass
+
+    def use_executor() -> None:
+        with kind(2, mp_context=context) as executor:
+            executor.submit(tasks.square, 3).result(LONG)
+
+    def once(number: int) -> bool:
+        hit = interrupted(number, use if kind is cw.Pool else use_executor)
+        assert eventually(lambda: children() <= before, LONG), number
+        assert eventually(lambda: not own_threads(), LONG), number
+        return hit
+
+    number, through = 1, 0
+    while through < 2 and number < _PLACES_MAX:
+        through = 0 if once(number) else through + 1
+        number += 3
+
+
+@pytest.mark.parametrize("kind", ["Pool", "Executor"])
+def test_signals_at_any_moment_of_its_life_leave_no_worker_and_break_no_thread(kind: str) -> None:
+    """The real thing: also between the instructions that a trace can reach, as while a fork returns."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("ctrl_c.py")), kind, "120"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "cableway-pool" not in done.stderr
+    interrupts, left = map(int, done.stdout.split())
+    assert interrupts > 20  # of 120: it was in the block
+    assert left == 0

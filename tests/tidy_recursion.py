@@ -31,9 +31,6 @@ KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
     frozenset({"broker/bridge/link/link.c", "broker/bridge/link/peer.c", "broker/bridge/link/streams.c"}): (
         3, "streams end with their peer's link, and are links until they were let in",
     ),
-    frozenset({"broker/bridge/serve/staging.c", "broker/bridge/serve/upload.c"}): (
-        4, "what is staged tells its upload, whose end drops what is staged",
-    ),
     frozenset(
         {"broker/bridge/fetch/co_located.c", "broker/bridge/fetch/floor.c", "broker/bridge/fetch/invalidation.c",
          "broker/bridge/fetch/replica.c"}

@@ -28,10 +28,6 @@ KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
     frozenset(
         {"broker/names/changes.c", "broker/roles/copy_jobs.c", "broker/roles/mover.c", "broker/roles/remote.c", "broker/session/session.c"}
     ): (25, "a reply that does not fit marks its session, whose role's end replies to others; the loop ends what is marked"),
-    frozenset(
-        {"broker/bridge/fetch/co_located.c", "broker/bridge/fetch/floor.c", "broker/bridge/fetch/invalidation.c",
-         "broker/bridge/fetch/replica.c"}
-    ): (11, "one noun in four files: what becomes stale is fetched anew, also from another place"),
 }  # fmt: skip
 KNOWN_PYTHON: dict[frozenset[str], str] = {
     frozenset(

@@ -25,19 +25,6 @@ KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
     frozenset({"ipc/array/suballocation.c", "ipc/memory/allocator.c", "ipc/memory/lease.c"}): (
         5, "the end of a block is the end of a suballocation, which ends the lease on the outer block",
     ),
-    frozenset(
-        {"broker/names/changes.c", "broker/roles/copy_jobs.c", "broker/roles/mover.c", "broker/roles/remote.c", "broker/session/session.c"}
-    ): (25, "a reply that does not fit marks its session, whose role's end replies to others; the loop ends what is marked"),
-    frozenset({"broker/bridge/link/link.c", "broker/bridge/link/peer.c", "broker/bridge/link/streams.c"}): (
-        3, "streams end with their peer's link, and are links until they were let in",
-    ),
-    frozenset({"broker/bridge/serve/staging.c", "broker/bridge/serve/upload.c"}): (
-        4, "what is staged tells its upload, whose end drops what is staged",
-    ),
-    frozenset(
-        {"broker/bridge/fetch/co_located.c", "broker/bridge/fetch/floor.c", "broker/bridge/fetch/invalidation.c",
-         "broker/bridge/fetch/replica.c"}
-    ): (11, "one noun in four files: what becomes stale is fetched anew, also from another place"),
 }  # fmt: skip
 KNOWN_PYTHON: dict[frozenset[str], str] = {
     frozenset(

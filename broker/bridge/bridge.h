@@ -159,7 +159,8 @@ struct cwb_bridge {
     int64_t shaking_ns;                      /* and for how long all did */
     struct cwb_jobs *jobs;                   /* job.c */
     struct cwb_replica_cache *replica_cache; /* replica_cache.c; NULL: none */
-    struct cwb_replica *replicas;            /* replica.c, by key */
+    struct cwb_replica *replicas;            /* replica.c, by key; */
+    struct cwb_replica *due;                 /* those that begin at the end of this turn */
     struct cwb_replica *gc_order;    /* replica_gc.c: the same, that was checked last is last */
     struct cwb_spin spin;            /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */

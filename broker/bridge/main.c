@@ -14,7 +14,9 @@
 #include <unistd.h>
 
 #include "broker/bridge/bridge.h"
-#include "broker/bridge/cli/command.h"
+#include "broker/bridge/cli/doctor.h"
+#include "broker/bridge/cli/keygen.h"
+#include "broker/bridge/cli/peers.h"
 #include "broker/bridge/tls/folder.h"
 #include "broker/roles/verdict.h"
 

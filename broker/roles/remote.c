@@ -422,12 +422,22 @@ void cwd_remote_forget(struct cwd_broker *b, struct cwd_session *session) {
         DL_DELETE(session->remote_answers, job);
         job_free(b, job);
     }
+    bool any_given = false;
     DL_FOREACH_SAFE(b->remote.jobs, job, next) {
-        if (job->client == session)
-            abandon(b, job);
+        if (job->client != session)
+            continue;
+        session->remotes--;
+        job->client = NULL;
+        if (job->given)
+            any_given = true;
+        else
+            answer(b, job, -ECANCELED, "", 0);
     }
-    if (session != b->remote.session)
+    if (session != b->remote.session) {
+        if (any_given) /* not before: it frees what the bridge is told of, whosever it was */
+            hand_out(b);
         return;
+    }
     set_session(b, NULL);
     b->remote.next_count = 0;
     cwd_changes_forget(b);

@@ -295,16 +295,25 @@ void cwd_session_on_socket_end(struct cwd_broker *b, struct cwd_session *session
     end_if_dead(b, session);
 }
 
-void cwd_session_drop(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
-    if (session->ended || session->state == CWD_DROPPED)
-        return;
+static void note_breach(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
     cwd_log("dropped client %u (pid %d): %s", session->id, (int)session->pid, reason);
     CWD_COUNT(b, clients_dropped);
-    if (session->state == CWD_CONNECTING) {
-        cwd_socket_last_word(session, -EPROTO, reason);
-        cwd_session_end(b, session);
+}
+
+void cwd_session_refuse(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
+    CW_ASSERT(session->state == CWD_CONNECTING);
+    if (session->ended)
         return;
-    }
+    note_breach(b, session, reason);
+    cwd_socket_last_word(session, -EPROTO, reason);
+    cwd_session_end(b, session);
+}
+
+void cwd_session_drop(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
+    CW_ASSERT(session->state != CWD_CONNECTING);
+    if (session->ended || session->state == CWD_DROPPED)
+        return;
+    note_breach(b, session, reason);
     session->state = CWD_DROPPED;
     snprintf(session->drop_reason, sizeof session->drop_reason, "%s", reason);
     session->next_dropped = b->dropped;
@@ -337,7 +346,7 @@ void cwd_sessions_make_room(struct cwd_broker *b) {
         return;
     cwd_socket_on_event(b, session);
     if (!session->ended && session->state == CWD_CONNECTING)
-        cwd_session_drop(b, session, "it said no HELLO, and others wait to connect");
+        cwd_session_refuse(b, session, "it said no HELLO, and others wait to connect");
 }
 
 int64_t cwd_sessions_expire(struct cwd_broker *b) {
@@ -349,7 +358,7 @@ int64_t cwd_sessions_expire(struct cwd_broker *b) {
         if (session->state != CWD_CONNECTING)
             continue;
         if (b->now_ns >= session->hello_limit_ns)
-            cwd_session_drop(b, session, "no HELLO came in 5 s");
+            cwd_session_refuse(b, session, "no HELLO came in 5 s");
         else if (session->hello_limit_ns < next_ns)
             next_ns = session->hello_limit_ns;
     }

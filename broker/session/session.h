@@ -97,16 +97,20 @@ void cwd_session_table_sent(struct cwd_session *session, bool sent);
 void cwd_session_on_pidfd(struct cwd_broker *broker, struct cwd_session *session);
 void cwd_session_on_socket_end(struct cwd_broker *broker, struct cwd_session *session);
 /*
- * A breach of protocol: reason is the sentence that it gets and the log shows; it is copied.
+ * A breach of protocol by a client, which has said HELLO: reason is the sentence that it gets and
+ * the log shows; it is copied.
  *
  * From now on nothing of the session is served and nothing is written to it. All else (its waits,
  * its last word) ends in cwd_sessions_settle() at the end of the turn: a breach shows in the midst
- * of a reply, while whoever replies walks a list in which the session may stand. Only a connection
- * without HELLO ends at once; it stands in no list but that of all sessions.
+ * of a reply, while whoever replies walks a list in which the session may stand, or ends another
+ * session. So this only marks it, and no reply ends anything.
  */
 void cwd_session_drop(struct cwd_broker *broker, struct cwd_session *session, const char *reason);
+/* The same of a connection that has not said HELLO: it hears why, and ends now. It stands in no
+ * list but that of all sessions, and nobody replies to it but hello.c. */
+void cwd_session_refuse(struct cwd_broker *broker, struct cwd_session *session, const char *reason);
 /* Ends it now, with everything that it holds. May be repeated. The struct stays until the turn's
- * end. */
+ * end. Others hear what its end means for them, which may drop them: never from a reply. */
 void cwd_session_end(struct cwd_broker *broker, struct cwd_session *session);
 /* Too many connections said no HELLO yet: the oldest of them says it now, or ends. */
 void cwd_sessions_make_room(struct cwd_broker *broker);

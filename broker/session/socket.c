@@ -89,6 +89,13 @@ static void discard_fds(struct cwd_broker *b, struct cwd_mail *mail) {
     mail->fd_count = 0;
 }
 
+static void breach(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
+    if (session->state == CWD_CONNECTING)
+        cwd_session_refuse(b, session, reason);
+    else
+        cwd_session_drop(b, session, reason);
+}
+
 void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_mail mail;
     const char *reason = "";
@@ -106,7 +113,7 @@ void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session) {
             continue;
         }
         if (outcome == BREACH)
-            cwd_session_drop(b, session, reason);
+            breach(b, session, reason);
         else if (session->state == CWD_CONNECTING)
             cwd_hello(b, session, &mail);
         else
@@ -163,7 +170,7 @@ bool cwd_socket_reply(struct cwd_broker *b, struct cwd_session *session,
     }
     if (!reads_its_mail(b, session)) {
         CWD_COUNT(b, limits_hit);
-        cwd_session_drop(b, session, "it does not read what it is sent (max_client_unread)");
+        breach(b, session, "it does not read what it is sent (max_client_unread)");
         return false;
     }
     cwd_monitor_answer(b, session);
@@ -178,9 +185,9 @@ bool cwd_socket_reply(struct cwd_broker *b, struct cwd_session *session,
         code = send_message(session->sock, &head, text, (uint32_t)strlen(text), NULL, 0);
     }
     if (code == -EAGAIN)
-        cwd_session_drop(b, session, "it does not read what it is sent");
+        breach(b, session, "it does not read what it is sent");
     else if (code == -ENOBUFS || code == -ENOMEM)
-        cwd_session_drop(b, session, "the kernel has no memory left to answer it");
+        breach(b, session, "the kernel has no memory left to answer it");
     /* Others: the socket is at its end, which epoll tells. */
     return code == 0 && status >= 0;
 }

@@ -2,6 +2,8 @@
  * What `cableway doctor` asks of the bridge's program: how it would wait for sockets, this node's
  * key, its peers. One JSON object, each thing tried by the code that the running bridge uses.
  */
+#include "broker/bridge/cli/doctor.h"
+
 #include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
@@ -10,6 +12,7 @@
 #include <time.h>
 
 #include "broker/bridge/cli/command.h"
+#include "broker/bridge/cli/list.h"
 #include "broker/bridge/tls/folder.h"
 #include "broker/bridge/io/io.h"
 #include "broker/bridge/link/peer_list.h"

@@ -1,6 +1,8 @@
 /*
  * cableway keygen: this node's key, an authority, and what it signs. See keys.h for the files.
  */
+#include "broker/bridge/cli/keygen.h"
+
 #include <errno.h>
 #include <getopt.h>
 #include <stdlib.h>

@@ -6,6 +6,8 @@
  * A bridge that stands (or one that is being started again and again) answers nothing: after
  * PATIENCE_NS the command says so and ends.
  */
+#include "broker/bridge/cli/list.h"
+
 #include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -22,11 +24,6 @@
 #define PATIENCE_NS 5000000000
 
 enum form { TABLE, TEXTS, JSON };
-
-int cwb_complain(int exit_code) {
-    fprintf(stderr, "cableway: %s\n", cw_error());
-    return exit_code;
-}
 
 /* ---- one peer's text ---- */
 

@@ -2,7 +2,7 @@
  * cableway peers add, remove: changes of the list of peers, a file that the running bridge reads
  * again by itself. Each is made under the file's lock (folder.h).
  */
-#include "broker/bridge/cli/command.h"
+#include "broker/bridge/cli/peers.h"
 
 #include <getopt.h>
 #include <stdio.h>
@@ -10,6 +10,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "broker/bridge/cli/command.h"
+#include "broker/bridge/cli/list.h"
+#include "broker/bridge/cli/slurm.h"
 #include "broker/bridge/tls/folder.h"
 #include "broker/bridge/link/peer_list.h"
 #include "ipc/cableway.h"

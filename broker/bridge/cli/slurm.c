@@ -16,6 +16,8 @@
  * its half under .job-ID.PID, which nobody looks at. A job that SLURM started again (it may have
  * other nodes) has another folder.
  */
+#include "broker/bridge/cli/slurm.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>

@@ -62,7 +62,7 @@ void cwb_replica_receive(struct cwb_replica *replica, const struct cwb_gpu_recei
 static struct cwb_replica *co_located(const struct cwb_replica *replica) {
     struct cwb_replica *coming = NULL, *other = replica->floor->replicas;
     for (; other; other = other->floor_next) {
-        if (other == replica || other->followed)
+        if (other == replica || other->followed || other->due)
             continue;
         if (other->held && !other->stale)
             return other;

@@ -31,6 +31,7 @@ struct cwb_naming {              /* the broker was asked for a name */
 };
 
 static void replica_free(struct cwb_replica *replica) {
+    CW_ASSERT(!replica->due);
     cwb_replica_cache_remove(replica);
     HASH_DEL(replica->bridge->replicas, replica);
     DL_DELETE2(replica->bridge->gc_order, replica, gc_prev, gc_next);
@@ -87,6 +88,17 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
             answer(replica, job);
         }
     }
+}
+
+void cwb_replica_begin(struct cwb_replica *replica) {
+    CW_ASSERT(!replica->due);
+    LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
+    replica->late = NULL;
+    replica->sent = 0;
+    replica->opened = (struct cwb_opened){.source = 0};
+    replica->due = true;
+    DL_APPEND2(replica->bridge->due, replica, due_prev, due_next);
+    replica->bridge->tick_now = true;
 }
 
 /* What was being fetched is given up, and fetched again. */
@@ -378,11 +390,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         cwb_replica_fail(replica, -EDQUOT);
 }
 
-void cwb_replica_begin(struct cwb_replica *replica) {
-    LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
-    replica->late = NULL;
-    replica->sent = 0;
-    replica->opened = (struct cwb_opened){.source = 0};
+static void begin(struct cwb_replica *replica) {
     if (cwb_replica_follow(replica))
         return;
     replica->waits = true;
@@ -475,10 +483,16 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
     job->owner = replica;
     job->on_cancel = cancel;
     if (fresh)
-        cwb_replica_begin(replica);
+        begin(replica);
 }
 
 int64_t cwb_replicas_tick(struct cwb_bridge *bridge) {
     int64_t due_ns = cwb_replica_gc_tick(bridge), next_ns = cwb_invalidation_tick(bridge);
+    struct cwb_replica *replica;
+    while ((replica = bridge->due)) {
+        DL_DELETE2(bridge->due, replica, due_prev, due_next);
+        replica->due = false;
+        begin(replica);
+    }
     return next_ns < due_ns ? next_ns : due_ns;
 }

@@ -22,6 +22,11 @@
  * of the broker, so that it gets that array though the name may mean another by then; the name is
  * for those who come later, and what is stale gets none.
  *
+ * One that is to be fetched anew, or was waiting for another place's, is `due`, and begins at the
+ * end of the turn: what has become of one, and of those that waited for it, never runs on in the
+ * midst of what becomes of another. Of a due one nothing is under way, so nothing can fail of it,
+ * and it is not freed; who asks for it meanwhile waits with the others.
+ *
  * Between COMING and HELD the broker is asked for the name. Where nothing here depends on that
  * (no_wake), its answer does not wake this process, which may then sleep for as long as it has
  * nothing else to do. So whatever makes the answer matter calls cwb_replica_hurry(): somebody asks
@@ -48,6 +53,8 @@ struct cwb_replica {
     bool on_gpu;
     uint8_t gpu[CW_UUID_BYTES];
     struct cwb_replica *followed, *followers, *follow_next; /* co-located ones, see co_located.c */
+    bool due; /* begins at the end of the turn, in the bridge's list of these: */
+    struct cwb_replica *due_next, *due_prev;
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */
     bool named; /* whole: the broker was asked for its name */
@@ -76,9 +83,9 @@ struct cwb_replica {
     UT_hash_handle hh;
 };
 
-/* Fetches it, or has it copied from a co-located one. */
+/* Fetches it, or has it copied from a co-located one, at the end of this turn. */
 void cwb_replica_begin(struct cwb_replica *replica);
-/* What was being fetched is given up, and fetched again. */
+/* What was being fetched is given up, and fetched again, TRIES times at most (replica.c). */
 void cwb_replica_again(struct cwb_replica *replica);
 /* All who wait hear this thread's sentence; it is gone. */
 void cwb_replica_fail(struct cwb_replica *replica, int status);

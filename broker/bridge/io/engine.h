@@ -1,6 +1,6 @@
 /*
- * The two ways of io.h, behind one struct of functions. io.c chooses; uring.c and epoll.c are the
- * ways. Each function is what io.h says of the one with its name.
+ * What io.c and the two ways of io.h have in common: one struct of functions. io.c chooses; uring.c
+ * and epoll.c are the ways. Each function is what io.h says of the one with its name.
  */
 #ifndef CW_BROKER_BRIDGE_IO_ENGINE_H
 #define CW_BROKER_BRIDGE_IO_ENGINE_H
@@ -26,13 +26,9 @@ struct cwb_io { /* the begin of either way's own struct */
     struct cwb_socket *ready; /* sockets with something to be told in the next turn */
 };
 
-/* Puts a socket on the list. */
+/* io.c: puts a socket on the list. */
 void cwb_io_ready(struct cwb_io *io, struct cwb_socket *socket);
 /* Takes one off it, NULL: none. */
 struct cwb_socket *cwb_io_ready_next(struct cwb_io *io);
-
-/* 0, or a negative code with *why: one line. */
-int cwb_uring_new(struct cwb_io **out, const char **why);
-int cwb_epoll_new(struct cwb_io **out);
 
 #endif

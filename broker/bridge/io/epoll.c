@@ -2,6 +2,8 @@
  * Sockets by epoll: see engine.h. Level-triggered; what is to be sent is tried at once in the next
  * turn, and watched for room only if not all of it went.
  */
+#include "broker/bridge/io/epoll.h"
+
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <unistd.h>

@@ -5,6 +5,8 @@
 #include "broker/bridge/io/io.h"
 
 #include "broker/bridge/io/engine.h"
+#include "broker/bridge/io/epoll.h"
+#include "broker/bridge/io/uring.h"
 #include "shm/base/error.h"
 
 #define TLS_ADDS_BYTES 1024u

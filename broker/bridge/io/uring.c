@@ -8,6 +8,8 @@
  * pointer's low bits; a socket that closes is told only when the kernel has given back all that it
  * had, so that no completion finds freed memory.
  */
+#include "broker/bridge/io/uring.h"
+
 #include <liburing.h>
 #include <poll.h>
 #include <stdio.h>

@@ -208,34 +208,48 @@ static void log_end(struct cwb_link *link, bool unknown, const char *reason) {
             link->peer ? ", peer " : "", link->peer ? link->peer->config.name : "", reason);
 }
 
+/* No more comes or goes over it, and it counts for nothing. */
+static void shut(struct cwb_link *link, enum cwb_link_state was, const char *reason) {
+    link->state = CWB_ENDED;
+    cwb_wire_end(&link->wire);
+    /* A dialed link's repeated failures are told once, by peer.c. */
+    if (was == CWB_OPEN_LINK || !link->dialed)
+        log_end(link, link->counted_unknown, reason);
+    link->bridge->unknown -= link->counted_unknown;
+    link->counted_unknown = false;
+}
+
+static void hang_up(struct cwb_link *link) {
+    /* Why it ends (an alert of TLS) is told if that takes no waiting. */
+    if (link->wire.out.used && !link->wire.sending)
+        (void)!send(link->wire.socket.fd, link->wire.out.data, link->wire.out.used,
+                    MSG_DONTWAIT | MSG_NOSIGNAL);
+    cwb_io_close(link->bridge->loop.io, &link->wire.socket);
+}
+
 void cwb_link_end(struct cwb_link *link) {
     char reason[CW_DETAIL_MAX];
     if (link->state == CWB_ENDED)
         return;
     enum cwb_link_state was = link->state;
-    bool was_open = was == CWB_OPEN_LINK, unknown = link->counted_unknown;
     strcpy(reason, cw_detail());
-    link->state = CWB_ENDED;
-    cwb_wire_end(&link->wire);
-    if (link->counted_unknown)
-        link->bridge->unknown--;
-    link->counted_unknown = false;
-    /* A dialed link's repeated failures are told once, by peer.c. */
-    if (was_open || !link->dialed)
-        log_end(link, unknown, reason);
+    shut(link, was, reason);
     if (link->stream)
         cwb_streams_lost(link, reason);
     else if (link->peer)
         cwb_peer_ended(link, was, reason);
     fail_requests(link, reason);
     cwb_serve_end(link);
-    if (link->wire.tls.ssl && was_open)
+    if (link->wire.tls.ssl && was == CWB_OPEN_LINK)
         cwb_tls_bye(&link->wire.tls);
-    /* Why it ends (an alert of TLS) is told if that takes no waiting. */
-    if (link->wire.out.used && !link->wire.sending)
-        (void)!send(link->wire.socket.fd, link->wire.out.data, link->wire.out.used,
-                    MSG_DONTWAIT | MSG_NOSIGNAL);
-    cwb_io_close(link->bridge->loop.io, &link->wire.socket);
+    hang_up(link);
+}
+
+void cwb_link_end_stream(struct cwb_link *link, const char *reason) {
+    CW_ASSERT(link->stream && link->state != CWB_ENDED && !link->requests && !link->served);
+    shut(link, link->state, reason);
+    cwb_streams_lost(link, reason);
+    hang_up(link);
 }
 
 /* ---- requests ---- */

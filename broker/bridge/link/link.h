@@ -126,6 +126,9 @@ void cwb_link_leave(struct cwb_link *link);
 /* Ends it: all requests are told, the reason (cw_detail()) is kept with the peer and logged. May be
  * repeated. */
 void cwb_link_end(struct cwb_link *link);
+/* From streams.c: ends one that was to become link->stream, which is freed. Of no other connection
+ * is anything changed by it, nor of its peer. */
+void cwb_link_end_stream(struct cwb_link *link, const char *reason);
 
 /* Sends a request; the link is open, and one that ends meanwhile tells on_reply. NULL: there is no
  * memory for it (cw_detail()), and it was not sent. */

@@ -211,12 +211,10 @@ void cwb_streams_read(struct cwb_peer *peer, struct cwb_transfer_plan *plan) {
 void cwb_streams_end(struct cwb_peer *peer) {
     struct cwb_stream *stream, *next;
     DL_FOREACH_SAFE(peer->streams, stream, next) {
-        if (stream->io_thread) {
+        if (stream->io_thread)
             cwb_stream_end(stream);
-        } else if (stream->link) {
-            cw_fail(-ECONNRESET, "the peer has no other connection any more");
-            cwb_link_end(stream->link); /* frees the stream */
-        }
+        else if (stream->link)
+            cwb_link_end_stream(stream->link, "the peer has no other connection any more");
     }
 }
 

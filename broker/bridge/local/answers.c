@@ -52,6 +52,8 @@ static int to_name(const void *name, const void *standing) {
 }
 
 static void note_listed(struct texts *texts, const char *name) {
+    if (!texts->standing) /* nothing stands: bsearch() takes no NULL, not even of no length */
+        return;
     struct standing *found =
         bsearch(name, texts->standing, texts->standing_count, sizeof *texts->standing, to_name);
     if (found)

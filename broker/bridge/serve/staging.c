@@ -425,11 +425,12 @@ void cwb_staging_look(struct cwb_staging *staging) {
 }
 
 void cwb_staging_drop(struct cwb_staging *staging) {
-    cw_fail(-ESTALE, "the array is not read any more: it was closed");
     cwb_parked_reads_refuse(&staging->parked, -ESTALE);
     staging->look_ns = 0;
-    if (staging->closing)
-        tell_closing(staging, -ESTALE, 0);
+    if (!staging->closing)
+        return;
+    staging->closing = false;
+    cwb_upload_unref(staging->upload);
 }
 
 void cwb_staging_end(struct cwb_staging *staging) {

@@ -68,7 +68,9 @@ bool cwb_staging_release(struct cwb_staging *staging, uint64_t offset_bytes, uin
 void cwb_staging_look(struct cwb_staging *staging);
 /* The upload is gone: no piece refers to it any more. */
 void cwb_staging_end(struct cwb_staging *staging);
-/* Nobody hears of it any more, but pieces may be left: answers what is parked with -ESTALE. */
+/* Its upload ends, but pieces may be left: answers what is parked with -ESTALE and this thread's
+ * sentence. Who asked for the hash is the upload's to tell: cwb_upload_staged() is not called any
+ * more. */
 void cwb_staging_drop(struct cwb_staging *staging);
 /* Looks again at those that wait for a write. Returns when it wants to be called again. */
 int64_t cwb_stagings_tick(struct cwb_bridge *bridge);

@@ -221,6 +221,10 @@ static int no_upload(uint64_t id) {
                    (unsigned long long)id);
 }
 
+static int closed_early(void) {
+    return cw_fail(-ESTALE, "the array is not read any more: it was closed");
+}
+
 /* Answers all who asked for the hash; status below 0: with this thread's sentence. */
 static void answer_closings(struct cwb_upload *upload, int status, uint64_t hash) {
     struct cwb_closed closed = {.hash = hash};
@@ -261,8 +265,13 @@ void cwb_upload_end(struct cwb_upload *upload) {
     HASH_DEL(upload->peer->uploads, upload);
     upload->peer = NULL;
     pthread_mutex_unlock(&upload->bridge->uploads_lock);
-    if (upload->staging)
+    if (upload->staging) {
+        closed_early();
         cwb_staging_drop(upload->staging);
+        if (upload->hashing) /* the staging was asked for it, and tells nobody any more */
+            answer_closings(upload, closed_early(), 0);
+        upload->hashing = false;
+    }
     cwb_upload_unref(upload);
 }
 

@@ -6,6 +6,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "broker/bridge/wire/hash_avx2.h"
+
 uint64_t cwb_hash(const void *bytes, size_t size_bytes, uint64_t seed) {
 #ifdef __x86_64__
     if (__builtin_cpu_supports("avx2"))

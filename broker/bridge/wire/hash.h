@@ -9,7 +9,5 @@
 #include <stdint.h>
 
 uint64_t cwb_hash(const void *bytes, size_t size_bytes, uint64_t seed);
-/* hash_avx2.c: only where the processor has AVX2. */
-uint64_t cwb_hash_avx2(const void *bytes, size_t size_bytes, uint64_t seed);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * The hash by AVX2: the Makefile compiles this file, and no other, for processors that have it.
  */
-#include "broker/bridge/wire/hash.h"
+#include "broker/bridge/wire/hash_avx2.h"
 
 #if defined(__x86_64__) && defined(__AVX2__)
 

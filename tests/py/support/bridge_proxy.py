@@ -46,6 +46,8 @@ class Proxy:
         self.holes: list[
             socket.socket
         ] = []  # what stays open towards the node, and is heard no more
+        self.mute = False  # those who connect from now on hear nothing, and wait here:
+        self.muted: list[socket.socket] = []
         self.open = True
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -55,6 +57,9 @@ class Proxy:
                 near, _ = self.listener.accept()
             except OSError:
                 return
+            if self.mute:
+                self.muted.append(near)
+                continue
             try:
                 far = socket.create_connection(("127.0.0.1", self.target), 10)
                 far.settimeout(None)
@@ -159,8 +164,8 @@ class Proxy:
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         self.cut()
-        for hole in self.holes:
-            hole.close()
+        for kept in self.holes + self.muted:
+            kept.close()
 
 
 @contextlib.contextmanager

@@ -174,6 +174,34 @@ def test_who_stops_reading_or_closes_early_holds_nothing(tmp_path: Path) -> None
         assert empty(b)
 
 
+def test_who_gives_an_array_up_whose_hash_it_asked_for_is_answered_twice(tmp_path: Path) -> None:
+    with cuda_support.gpus(tmp_path), bridge_support.net("b", "raw") as made:
+        b, reader = made.nodes.values()
+        b.knows(reader, "--read", "*", address="")
+        b.start()
+        run(b, 'cw.put("g", cw.asarray(values(), device="cuda:0"), keep=True)')
+        with Raw(reader.keys, b.port) as connection:
+            source = opened(connection, b"g")
+            # In one record of TLS, so that both are looked at before the mover has copied anything.
+            connection.send(
+                frame(raw.CLOSE, struct.pack("<QII", source, 0, 0), id=2)
+                + frame(raw.CLOSE, struct.pack("<QII", source, 0, 0), id=3)
+                + frame(raw.CLOSE, struct.pack("<QII", source, 1, 0), id=4)
+            )
+            answers = [connection.receive() for _ in range(3)]
+            assert all(answers)
+            told = {answer[1]: answer[2:] for answer in answers if answer}
+            for id in (2, 3):
+                status, sentence = told[id]
+                assert status == -116 and b"not read any more: it was closed" in sentence
+            assert told[4][0] == 0
+            connection.send(frame(raw.CLOSE, struct.pack("<QII", source, 0, 0), id=5))
+            answer = connection.receive()
+            assert answer is not None and answer[1:3] == (5, -116)  # it is gone
+        b.command("rm", "g")
+        assert empty(b)
+
+
 def test_wrong_bytes_for_a_gpu_are_never_seen(tmp_path: Path) -> None:
     size = 3_000_000
     about = struct.pack("<HHIHHI", 1, 1, 1, 3, 0, 0) + struct.pack("<2q", size, 1) + b"|u1"

@@ -251,6 +251,28 @@ def test_streams_end_with_their_link_and_come_again(cut: tuple[Node, Node, Proxy
     spread(a, b, 4)
 
 
+def test_connections_that_were_to_be_streams_end_with_their_link(
+    cut: tuple[Node, Node, Proxy],
+) -> None:
+    a, b, proxy = cut
+    bridge = a.bridge_pid()
+    with b.here():
+        cw.put("large", values(8 * MIB), keep=True)
+    proxy.mute = True
+    fetch(a, "large", values(8 * MIB))  # over the link, while streams are dialed
+    assert eventually(lambda: len(proxy.muted) == 4), a.said()
+    proxy.mute = False
+    proxy.cut_oldest()
+    for connection in proxy.muted:
+        connection.settimeout(30)
+        while connection.recv(65536):
+            pass  # the begin of TLS, then its end
+    assert "no TLS handshake" not in a.said()  # it was their link, not their time
+    assert eventually(lambda: a.sees(b))
+    spread(a, b, 4)
+    assert a.bridge_pid() == bridge
+
+
 # ---- many at once, and what goes away
 
 

@@ -22,9 +22,6 @@ KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
     frozenset(
         {"ipc/array/array.c", "ipc/array/copy.c", "ipc/array/evict.c", "ipc/memory/allocator.c", "ipc/order/public.c"}
     ): (24, "an allocation evicts arrays, whose copies on the host are allocated"),
-    frozenset({"ipc/array/suballocation.c", "ipc/memory/allocator.c", "ipc/memory/lease.c"}): (
-        5, "the end of a block is the end of a suballocation, which ends the lease on the outer block",
-    ),
     frozenset(
         {"broker/names/changes.c", "broker/roles/copy_jobs.c", "broker/roles/mover.c", "broker/roles/remote.c", "broker/session/session.c"}
     ): (25, "a reply that does not fit marks its session, whose role's end replies to others; the loop ends what is marked"),

@@ -74,8 +74,8 @@ static bool may_leave(cw_client *client, const struct cw_evictable *it) {
         return false;
     const struct cw_local *local = &array->slab->locals[array->block];
     const struct cw_extent *extent = local->extent;
-    return local->count == 1 && extent && !extent->published && !extent->suballocated &&
-           !extent->pool && is_settled(client, array);
+    return local->count == 1 && extent && !extent->published && !extent->on_free && !extent->pool &&
+           is_settled(client, array);
 }
 
 /* The one that was used last the longest time ago. The lock is held. */

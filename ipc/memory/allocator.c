@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #include "ipc/array/evict.h"
-#include "ipc/array/suballocation.h"
 #include "ipc/client.h"
 #include "ipc/memory/adoption.h"
 #include "ipc/memory/allocator.h"
@@ -113,31 +112,41 @@ bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
     return slab->device_kind == CW_DEVICE_HOST || cw_order_passed(client, slab, block);
 }
 
-static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+/* Returns what held it, see give(). */
+static struct cw_extent *give_drained(cw_client *client, struct cw_slab *slab,
+                                      struct cw_extent *extent) {
     slab->heap->given++;
     slab->locals[extent->block].extent = NULL;
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
-    if (extent->suballocated) {
-        cw_suballocation_end(client, slab, extent);
-        return;
-    }
+    if (extent->on_free)
+        return extent->on_free(client, extent);
     if (slab->flags & CW_SLAB_FOREIGN) {
         cw_slab_close(client, slab);
-        return;
+        return NULL;
     }
     cw_carve_give(extent);
     cw_heap_settle(client, slab);
+    return NULL;
 }
 
-/* A block that is FREE: its bytes come back now, or when the last stream has passed. */
-static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
-    if (cw_heap_drained(client, slab, extent->block)) {
-        give_drained(client, slab, extent);
-        return;
-    }
+/* A block that is FREE: its bytes come back now, or when the last stream has passed. What was held
+ * for it (the block around a suballocation) is held still: the caller ends that lease, so that none
+ * ends within the end of another. */
+static struct cw_extent *give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    if (cw_heap_drained(client, slab, extent->block))
+        return give_drained(client, slab, extent);
     extent->next = slab->heap->draining;
     slab->heap->draining = extent;
+    return NULL;
+}
+
+/* The same, and the lease on what was held for it ends. May free the slab. */
+static void give_whole(cw_client *client, struct cw_extent *extent) {
+    struct cw_slab *slab = extent->arena->user;
+    struct cw_extent *outer = give(client, slab, extent);
+    if (outer)
+        cw_lease_release(client, slab, outer->block, outer->gen);
 }
 
 static void drain(cw_client *client, struct cw_heap *heap) {
@@ -145,13 +154,13 @@ static void drain(cw_client *client, struct cw_heap *heap) {
     heap->draining = NULL;
     while (list) {
         struct cw_extent *next = list->next;
-        give(client, list->arena->user, list);
+        give_whole(client, list);
         list = next;
     }
 }
 
-void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
-    give(client, slab, slab->locals[block].extent);
+struct cw_extent *cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    return give(client, slab, slab->locals[block].extent);
 }
 
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -196,7 +205,7 @@ static void collect(cw_client *client, struct cw_heap *heap, bool now) {
             continue;
         cw_heap_await_no_more(heap, extent);
         heap->owed--;
-        give(client, slab, extent);
+        give_whole(client, extent);
     }
     if (!heap->pending || heap->owed)
         heap->owed =
@@ -231,10 +240,10 @@ void cw_heap_end_suballocations(cw_client *client) {
         for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
             struct cw_slab *slab = extent->arena->user;
             next = extent->next; /* of another slab, if this ends the slab */
-            if (!extent->suballocated || slab->locals[extent->block].count)
+            if (!extent->on_free || slab->locals[extent->block].count)
                 continue;
             cw_heap_await_no_more(heap, extent);
-            give(client, slab, extent);
+            give_whole(client, extent);
         }
     }
 }

@@ -48,8 +48,9 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
  * they have no room. */
 int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
-/* A private block of ours ended: its bytes are free. */
-void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* A private block of ours ended: its bytes are free. Returns the extent around it that was held for
+ * it, whose lease the caller ends (lease.c), or NULL. */
+struct cw_extent *cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* It is waited for no more. */

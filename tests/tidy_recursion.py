@@ -20,9 +20,6 @@ Call = tuple[str, str]  # a function, with its file
 # Files that call each other, how many functions of theirs are in it at most, and why it is so.
 KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
     frozenset(
-        {"ipc/array/array.c", "ipc/array/copy.c", "ipc/array/evict.c", "ipc/memory/allocator.c", "ipc/order/public.c"}
-    ): (13, "an allocation evicts arrays, whose copies on the host are allocated"),
-    frozenset(
         {"broker/names/changes.c", "broker/roles/copy_jobs.c", "broker/roles/mover.c", "broker/roles/remote.c", "broker/session/session.c"}
     ): (25, "a reply that does not fit marks its session, whose role's end replies to others; the loop ends what is marked"),
     frozenset({"broker/bridge/link/link.c", "broker/bridge/link/peer.c", "broker/bridge/link/streams.c"}): (

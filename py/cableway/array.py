@@ -30,8 +30,9 @@ from cableway._core.leases import (
     lease_again,
     lease_of_handle,
     show,
+    usable,
 )
-from cableway._core.library import check_again, exported, ffi, lib
+from cableway._core.library import exported, ffi, lib
 from cableway._cuda import interop, stream_order
 from cableway.device import resolve
 from cableway.errors import Error, Stale
@@ -614,14 +615,6 @@ def new(
     place = device.encode()
     lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
     return make(lease, layout, layout.origin)
-
-
-def usable(lease: Lease) -> Any:
-    """The `cw_array *`, after taking a lease of this process's own if it came over a fork."""
-    pointer = lease.pointer
-    if lib.cw_array_inherited(pointer):
-        check_again(lib.cw_array_renew, pointer, client.current().pointer)
-    return pointer
 
 
 def open_handle(

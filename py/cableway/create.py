@@ -22,7 +22,7 @@ from cableway._array import copies
 from cableway._array.values import plain
 from cableway._core import capsules, dtypes, layouts, leases, words
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again
+from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import exported, lib
 from cableway._cuda import interop, suballocation
 from cableway.array import Array
@@ -411,7 +411,7 @@ def _here(found: Array, insist: bool) -> Array | None:
     """found for the connection that this process has now; None when only a copy can get there."""
     lease = found._open_lease()
     connection = client.current()
-    pointer = arrays.usable(lease)
+    pointer = usable(lease)
     if lib.cw_array_client(pointer) == connection.pointer:
         return found
     if lib.cw_client_instance(lib.cw_array_client(pointer)) == connection.instance:

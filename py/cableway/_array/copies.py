@@ -15,7 +15,7 @@ from cableway import _dispatch
 from cableway import array as arrays
 from cableway._core import capsules, layouts, words
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, Pin, clear_of, copy_values, has_masked
+from cableway._core.leases import Lease, Pin, clear_of, copy_values, has_masked, usable
 from cableway._core.library import check_again, ffi, lib
 from cableway._cuda import interop, stream_order
 
@@ -126,7 +126,7 @@ def as_values(target: Array, seen: np.ndarray[Any, Any], value: Any) -> Any:
 
 def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     """Copies host values that lie as the target does. In host memory that is new it is the quickest way."""
-    pointer, layout = arrays.usable(target._open_lease()), target._layout_now()
+    pointer, layout = usable(target._open_lease()), target._layout_now()
     source = ffi.cast("void *", values.__array_interface__["data"][0] - layout.origin)
     check_again(lib.cw_array_copy_in, pointer, _low(target), source, -1, layout.span, _NO_STREAM)
 
@@ -152,7 +152,7 @@ def _take(target: Array, source: interop.ExternalArray, stream: int | None = Non
     if stream is None:
         source.ready()
     layout = source.layout
-    pointer = arrays.usable(target._open_lease())
+    pointer = usable(target._open_lease())
     check_again(
         lib.cw_array_copy_in,
         pointer,
@@ -180,7 +180,7 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
 
 def _move(target: Array, source: Array, stream: Any = None) -> None:
     """By a stream only between GPUs: who would keep host memory until it is done?"""
-    to, of = arrays.usable(target._open_lease()), arrays.usable(source._open_lease())
+    to, of = usable(target._open_lease()), usable(source._open_lease())
     layout = source._layout_now()
     span, origin = layout.span, layout.origin
     number = _NO_STREAM
@@ -196,7 +196,7 @@ def _duplicate_with_gaps(source: Array, place: str) -> Array:
         return from_host(source._exact(), place)
     layout = source._layout_now()
     raw = np.empty(layout.span, np.uint8)
-    pointer = arrays.usable(source._open_lease())
+    pointer = usable(source._open_lease())
     check_again(
         lib.cw_array_copy_out,
         pointer,
@@ -237,7 +237,7 @@ def prefetch(source: Array, device: str) -> Array:
     if source.device == device:
         if source.evictable:
             lease = source._open_lease()
-            arrays.usable(lease)
+            usable(lease)
             Pin(lease)  # it comes back, and may leave again
         return source
     layout = source._layout_now()
@@ -248,9 +248,9 @@ def prefetch(source: Array, device: str) -> Array:
     stream = ffi.cast("void *", -1)
     check_again(
         lib.cw_array_copy,
-        arrays.usable(to),
+        usable(to),
         _low(made),
-        arrays.usable(of),
+        usable(of),
         _low(source),
         layout.span,
         stream,
@@ -276,7 +276,7 @@ def lies_on_gpu(value: Any) -> bool:
 
 
 def _usable(lease: Lease) -> bool:
-    arrays.usable(lease)
+    usable(lease)
     return True
 
 
@@ -311,7 +311,7 @@ def _fill_pair(pair: Any, i: int, target: Any, source: Any, stream: Any, kept: l
         )
     leases = target._open_lease(), source._open_lease()
     kept += leases
-    pair.target, pair.source = map(arrays.usable, leases)
+    pair.target, pair.source = map(usable, leases)
     pair.target_bytes = target._offset - of.origin
     pair.source_bytes = source._offset - of.origin
     pair.size_bytes = of.span
@@ -345,11 +345,11 @@ def copy(pairs: Iterable[tuple[Array, Array]], *, stream: Any = None) -> None:
     listed: list[tuple[Any, Any]] = list(pairs)
     given = ffi.new("cw_pair[]", len(listed) or 1)
     kept: list[Lease] = []  # whoever closes an Array meanwhile
-    usable, address = (
+    leased, address = (
         _usable if stream is None else _usable_on_gpu,
         int(ffi.cast("uintptr_t", given)),
     )
-    filled = _dispatch.pairs_fill(listed, address, usable, _span_and_origin, kept)
+    filled = _dispatch.pairs_fill(listed, address, leased, _span_and_origin, kept)
     for i in range(filled, len(listed)):
         _fill_pair(given[i], i, *listed[i], stream, kept)
     number = _NO_STREAM

@@ -33,12 +33,7 @@ KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
          "broker/bridge/fetch/replica.c"}
     ): (11, "one noun in four files: what becomes stale is fetched anew, also from another place"),
 }  # fmt: skip
-KNOWN_PYTHON: dict[frozenset[str], str] = {
-    frozenset(
-        {"cableway.array", "cableway._array.copies", "cableway._array.dlpack", "cableway._array.swaps", "cableway._cuda.interop",
-         "cableway._cuda.stream_order"}
-    ): "what an Array can do is written beside its class, and asks whether it is one",
-}  # fmt: skip
+KNOWN_PYTHON: dict[frozenset[str], str] = {}
 
 DEFINITION = re.compile(
     r"^(?P<head>[A-Za-z_][^;{}=]*?\b(?P<name>\w+)\s*\([^;{}]*\))\s*\{(?P<body>.*?)^\}",

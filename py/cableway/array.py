@@ -74,6 +74,24 @@ class Array(Values, _dispatch.Fields):
     def __init__(self) -> None:
         raise TypeError("an Array is made by cableway.put, get, empty, zeros, full and asarray")
 
+    @staticmethod
+    def _new(
+        layout: Layout,
+        *,
+        zero: bool = False,
+        filled: bool = False,
+        device: str = "cpu",
+        evictable: bool = False,
+    ) -> Array:
+        """Allocates an unnamed array. filled: all of it is about to be written."""
+        connection = client.current()
+        flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
+        flags |= lib.CW_FILLED if filled else 0
+        kind = EvictableLease if evictable else Lease
+        place = device.encode()
+        lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
+        return make(lease, layout, layout.origin)
+
     # ---- what it is
 
     def _open_lease(self) -> Lease:
@@ -599,22 +617,7 @@ def make(
     return made
 
 
-def new(
-    layout: Layout,
-    *,
-    zero: bool = False,
-    filled: bool = False,
-    device: str = "cpu",
-    evictable: bool = False,
-) -> Array:
-    """Allocates an unnamed array. filled: all of it is about to be written."""
-    connection = client.current()
-    flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
-    flags |= lib.CW_FILLED if filled else 0
-    kind = EvictableLease if evictable else Lease
-    place = device.encode()
-    lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
-    return make(lease, layout, layout.origin)
+new = Array._new
 
 
 def open_handle(

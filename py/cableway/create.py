@@ -209,7 +209,7 @@ def asarray(
             raise ValueError(
                 f"copy=False, but moving an array from host memory to {place} needs a copy; leave copy out"
             )
-        return copies.from_host(_converted(obj, dtype), place, order)
+        return copies.from_host(Array, _converted(obj, dtype), place, order)
     return _of_host(obj, dtype, shape, order, copy)
 
 
@@ -278,7 +278,7 @@ def _of_external(
         raise ValueError(
             f"copy=False, but moving an array from cuda:{told.gpu} to {place} needs a copy; leave copy out"
         )
-    return copies.from_external(told, place)
+    return copies.from_external(Array, told, place)
 
 
 def _of_host(obj: Any, dtype: _DType | None, shape: Any, order: str, copy: bool | None) -> Array:
@@ -378,7 +378,7 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
         else:
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
-    return copies.of_values(values, layout)
+    return copies.of_values(Array, values, layout)
 
 
 def _without_copy(obj: Any, values: np.ndarray[Any, Any], insist: bool) -> Array | None:

@@ -20,7 +20,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cableway import array as arrays
+from cableway._core.arrays import is_array
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import usable
 from cableway._core.library import check, ffi, lib
@@ -291,7 +291,7 @@ class Writing(_Use):
 
 
 def _listed(given: Array | Iterable[Array]) -> list[Array]:
-    return [given] if isinstance(given, arrays.Array) else list(given)
+    return [given] if is_array(given) else list(given)
 
 
 class Work(Section):

@@ -18,8 +18,8 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "ipc/tree": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array"),
     "ipc/base": ("shm/base", "shm/blocks", "shm/names", "ipc"),
     "ipc/request": (*SHM, "ipc", "ipc/base"),
-    # What waits for GPUs makes room, too. array.h: the struct of an array.
-    "ipc/memory": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/order", "ipc/array/array.h"),
+    # A block's bytes come back when the streams that used them have passed.
+    "ipc/memory": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/order/fence.h"),
     "ipc/cuda": (
         *SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/order/context_failure.h", "ipc/array/array.h",
         "ipc/array/suballocation.h",

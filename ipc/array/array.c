@@ -365,7 +365,7 @@ void cw_array_close(cw_array *array) {
         return;
     cw_client *client = array->client, *home = array->home;
     bool has_lease = !array->evict || cw_evict_end(array);
-    cw_cow_give(array);
+    cw_cow_give(client, array->slab, array->cow_begin_bytes, &array->cow);
     pthread_mutex_lock(&client->lock);
     if (array->mapping)
         cw_mappings_leave(array->home_slab->mappings, array->block, array->readonly);

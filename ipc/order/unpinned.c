@@ -7,11 +7,13 @@
 #include "ipc/order/section.h"
 #include "ipc/order/unpinned.h"
 
-/* What every call on one array begins with. *fences NULL: a host array, nothing to be done. */
+/* What every call on one array begins with. *fences NULL: a host array, nothing to be done. An
+ * evictable one is a GPU's also while it is away and has no slab: an end may be called without a
+ * begin, and is refused then. */
 static int open_call(cw_array *array, struct cw_fences **fences) {
     int code = cw_array_usable(array);
     *fences = NULL;
-    if (code || array->slab->device_kind != CW_DEVICE_CUDA)
+    if (code || !(array->evict || array->slab->device_kind == CW_DEVICE_CUDA))
         return code;
     return cw_fences_of(array->client, fences);
 }

@@ -18,14 +18,14 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "ipc/tree": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array"),
     "ipc/base": ("shm/base", "shm/blocks", "shm/names", "ipc"),
     "ipc/request": (*SHM, "ipc", "ipc/base"),
-    # What is evicted, ends as a suballocation or waits for GPUs makes room, too. array.h: the struct of an array.
-    "ipc/memory": (
-        *SHM, "ipc", "ipc/base", "ipc/request", "ipc/order", "ipc/array/array.h", "ipc/array/evict.h", "ipc/array/suballocation.h",
-    ),
+    # A block's bytes come back when the streams that used them have passed.
+    "ipc/memory": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/order/fence.h"),
+    # What is imported is a suballocation with an array on it; a wait for a stream may meet a failed context.
     "ipc/cuda": (
         *SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/order/context_failure.h", "ipc/array/array.h",
         "ipc/array/suballocation.h",
     ),
+    # The calls of cableway.h take arrays: where one lies is in its struct.
     "ipc/order": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/array/array.h"),
     "ipc/array": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order"),
     "ipc/tasks": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/array"),

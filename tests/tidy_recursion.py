@@ -1,4 +1,4 @@
-"""The rule of tests/tidy.py for recursions that cross files: there are few, they are known, and they do not grow.
+"""The rule of tests/tidy.py for recursions that cross files: there are none.
 
 In C a function calls another by its name; calls through a pointer break a recursion, as a message to another thread does. In
 Python modules that import each other count: who calls what there is not written in the text.
@@ -16,22 +16,6 @@ import tidy_python
 FOLDERS = ("shm/", "ipc/", "broker/", "tools/", "py/csrc/")
 
 Call = tuple[str, str]  # a function, with its file
-
-# Files that call each other, how many functions of theirs are in it at most, and why it is so.
-KNOWN_C: dict[frozenset[str], tuple[int, str]] = {
-    frozenset(
-        {"ipc/array/array.c", "ipc/array/copy.c", "ipc/array/evict.c", "ipc/memory/allocator.c", "ipc/order/public.c"}
-    ): (24, "an allocation evicts arrays, whose copies on the host are allocated"),
-    frozenset({"ipc/array/suballocation.c", "ipc/memory/allocator.c", "ipc/memory/lease.c"}): (
-        5, "the end of a block is the end of a suballocation, which ends the lease on the outer block",
-    ),
-}  # fmt: skip
-KNOWN_PYTHON: dict[frozenset[str], str] = {
-    frozenset(
-        {"cableway.array", "cableway._array.copies", "cableway._array.dlpack", "cableway._array.swaps", "cableway._cuda.interop",
-         "cableway._cuda.stream_order"}
-    ): "what an Array can do is written beside its class, and asks whether it is one",
-}  # fmt: skip
 
 DEFINITION = re.compile(
     r"^(?P<head>[A-Za-z_][^;{}=]*?\b(?P<name>\w+)\s*\([^;{}]*\))\s*\{(?P<body>.*?)^\}",
@@ -117,27 +101,11 @@ def circles(graph: Mapping[Node, set[Node]]) -> Iterator[set[Node]]:
 
 
 def recursions(texts: Mapping[str, str]) -> Iterator[str]:
-    """Of all files by their names: recursions across files that are new, that grew, or that are gone and still listed."""
-    left = dict(KNOWN_C)
+    """Of all files by their names: recursions across files."""
     for circle in circles(calls_of(texts)):
-        files = frozenset(file for file, _ in circle)
-        if len(files) == 1:
-            continue
-        known = next((known for known in KNOWN_C if files <= known), None)
-        functions = ", ".join(sorted(function for _, function in circle))
-        if known is None:
-            yield f"{min(files)}: a recursion across {', '.join(sorted(files))}: {functions}"
-            continue
-        left.pop(known, None)
-        most = KNOWN_C[known][0]
-        if len(circle) > most:
-            yield f"{min(files)}: {len(circle)} functions call each other in a circle, {most} did: {functions}"
-    known_imports = dict(KNOWN_PYTHON)
-    for modules in map(frozenset, circles(imports_of(texts))):
-        known_one = next((known for known in KNOWN_PYTHON if modules <= known), None)
-        if known_one is None:
-            yield f"{min(modules)}: modules that import each other: {', '.join(sorted(modules))}"
-        else:
-            known_imports.pop(known_one, None)
-    for gone in [*left, *known_imports]:
-        yield f"tests/tidy_recursion.py lists a recursion that is gone: {', '.join(sorted(gone))}"
+        files = sorted({file for file, _ in circle})
+        if len(files) > 1:
+            functions = ", ".join(sorted(function for _, function in circle))
+            yield f"{files[0]}: a recursion across {', '.join(files)}: {functions}"
+    for modules in map(sorted, circles(imports_of(texts))):
+        yield f"{modules[0]}: modules that import each other: {', '.join(modules)}"

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/array/allocate.h"
 #include "ipc/array/array.h"
 #include "ipc/array/evict.h"
 #include "ipc/base/name_key.h"
@@ -293,7 +294,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     cw_array *array;
     code = cw_heap_of(client, backend, ordinal, &heap);
     if (code == 0)
-        code = cw_heap_take(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
+        code = cw_allocate(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
     if (code)
         return cw_context_failure_serve(code);
     code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
@@ -364,7 +365,7 @@ void cw_array_close(cw_array *array) {
         return;
     cw_client *client = array->client, *home = array->home;
     bool has_lease = !array->evict || cw_evict_end(array);
-    cw_cow_give(array);
+    cw_cow_give(client, array->slab, array->cow_begin_bytes, &array->cow);
     pthread_mutex_lock(&client->lock);
     if (array->mapping)
         cw_mappings_leave(array->home_slab->mappings, array->block, array->readonly);

@@ -1,10 +1,21 @@
 /*
- * Copies, many at once: see copy_batch.h.
+ * Copies, many at once: put in order as one piece of work, and given to the driver by as few calls
+ * as it takes.
+ *
+ * Invariants
+ *   N1  Nothing is given to the driver before all pairs were checked, and all arrays are this
+ *       piece of work's (section.h): what is refused then has changed nothing.
+ *   N2  Nothing is announced before all was submitted. Where the driver refuses in the midst, some
+ *       targets hold new data and some old: all of them are marked as incomplete, so that whoever
+ *       reads one is told, until it is written anew.
+ *   N3  Copies of one call may run in any order: no target overlaps another pair's bytes.
+ * No state. If this process dies in the midst the broker takes its turns out, and readers of every
+ * target are told.
  */
 #include "ipc/array/array.h"
 #include "ipc/client.h"
 #include "ipc/memory/slab.h"
-#include "ipc/array/copy_batch.h"
+#include "ipc/array/copy_bytes.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,20 +1,20 @@
 /*
  * Evictable arrays: see evict.h.
  */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ipc/array/allocate.h"
 #include "ipc/array/array.h"
+#include "ipc/array/copy_bytes.h"
+#include "ipc/array/evict.h"
 #include "ipc/client.h"
 #include "ipc/memory/allocator.h"
 #include "ipc/memory/lease.h"
 #include "ipc/memory/slab.h"
-#include "ipc/array/evict.h"
-
-#include <stdlib.h>
-#include <string.h>
-
 #include "ipc/order/context_failure.h"
 #include "ipc/order/fence.h"
-#include "ipc/array/mover_copy.h"
-#include "ipc/order/stream.h"
+#include "ipc/order/unpinned.h"
 
 int cw_evict_admit(cw_array *array) {
     cw_client *client = array->client;
@@ -74,8 +74,8 @@ static bool may_leave(cw_client *client, const struct cw_evictable *it) {
         return false;
     const struct cw_local *local = &array->slab->locals[array->block];
     const struct cw_extent *extent = local->extent;
-    return local->count == 1 && extent && !extent->published && !extent->suballocated &&
-           !extent->pool && is_settled(client, array);
+    return local->count == 1 && extent && !extent->published && !extent->on_free && !extent->pool &&
+           is_settled(client, array);
 }
 
 /* The one that was used last the longest time ago. The lock is held. */
@@ -89,11 +89,35 @@ static struct cw_evictable *choose(cw_client *client, int device) {
 
 /* ---- leaving ---- */
 
-/* A host array of as many bytes. */
-static int make_host(const cw_array *array, cw_array **out) {
-    const int64_t shape = (int64_t)array->size_bytes;
-    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &shape, .dtype = "|u1"};
-    return cw_array_new(array->client, "cpu", &layout, 0, out);
+/* As many bytes of host memory, by the plain allocator. */
+static int take_host(cw_client *client, uint64_t size_bytes, struct cw_evicted *out) {
+    struct cw_allocation allocation = {.tries = 0};
+    struct cw_evicted taken;
+    bool clean;
+    int code = cw_client_usable(client);
+    if (code == 0)
+        code = cw_heap_take(client, &client->heap, size_bytes, &allocation, &taken.slab,
+                            &taken.block, &taken.gen, &clean);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    taken.bytes = (uint8_t *)cw_slab_base(taken.slab, false) +
+                  taken.slab->locals[taken.block].extent->offset_bytes;
+    pthread_mutex_unlock(&client->lock);
+    *out = taken;
+    return 0;
+}
+
+/* The lock is held. */
+static void drop_host(cw_client *client, struct cw_evicted *host) {
+    if (host->slab)
+        cw_lease_release(client, host->slab, host->block, host->gen);
+    host->slab = NULL;
+}
+
+static struct cw_copy_end host_end(const struct cw_evicted *host) {
+    return (struct cw_copy_end){
+        .bytes = host->bytes, .gpu = -1, .mapping = &host->slab->mappings->rw};
 }
 
 /* The array's lease on its block ends; it has none now. The lock is held. */
@@ -115,7 +139,7 @@ bool cw_evict_in_vain(const cw_client *client, const struct cw_heap *heap, uint6
 }
 
 int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
-    cw_array *host = NULL, *old;
+    struct cw_evicted host = {.slab = NULL};
     pthread_mutex_lock(&client->lock);
     struct cw_evictable *it = choose(client, heap->device);
     if (!it) {
@@ -123,14 +147,14 @@ int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
         return -ENOENT;
     }
     it->state = CW_LEAVING;
-    it->mover = cw_this_thread();
-    old = it->host; /* its copy has passed: the write is complete */
-    it->host = NULL;
+    drop_host(client, &it->host); /* its copy has passed: the write is complete */
     pthread_mutex_unlock(&client->lock);
-    cw_array_close(old);
-    int code = make_host(it->array, &host);
-    if (code == 0)
-        code = cw_context_failure_serve(cw_copy_unordered(host, it->array, it->array->size_bytes));
+    int code = take_host(client, it->array->size_bytes, &host);
+    if (code == 0) {
+        const struct cw_copy_end to = host_end(&host), from = cw_copy_end_of(it->array, 0);
+        code = cw_context_failure_serve(
+            cw_copy_bytes(client, &to, &from, it->array->size_bytes, NULL, false));
+    }
     pthread_mutex_lock(&client->lock);
     if (code == 0) {
         it->array->slab->heap->retains = true; /* what it leaves free is about to be used */
@@ -139,11 +163,10 @@ int cw_evict_one(cw_client *client, const struct cw_heap *heap) {
         own->retains = false;
         it->host = host;
         client->evictions++;
-    }
+    } else
+        drop_host(client, &host);
     set_state(client, it, code ? CW_HERE : CW_AWAY);
     pthread_mutex_unlock(&client->lock);
-    if (code)
-        cw_array_close(host);
     return code;
 }
 
@@ -159,7 +182,7 @@ static int take_block(cw_client *client, struct cw_evictable *it) {
     cw_array *array = it->array;
     int code = cw_heap_of(client, &cw_backend_cuda, it->device, &heap);
     if (code == 0)
-        code = cw_heap_take(client, heap, array->size_bytes, &slab, &block, &gen, &clean);
+        code = cw_allocate(client, heap, array->size_bytes, &slab, &block, &gen, &clean);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -177,7 +200,11 @@ static int bring_back(cw_client *client, struct cw_evictable *it) {
     int code = take_block(client, it);
     if (code)
         return code;
-    code = cw_array_copy(it->array, 0, it->host, 0, it->array->size_bytes, CW_STREAM_OWN);
+    const struct cw_copy_end to = cw_copy_end_of(it->array, 0), from = host_end(&it->host);
+    void *stream;
+    code = cw_copy_own_stream(&to, &stream);
+    if (code == 0)
+        code = cw_copy_ordered(it->array, &to, NULL, &from, it->array->size_bytes, stream);
     if (code == 0)
         return 0;
     pthread_mutex_lock(&client->lock);
@@ -195,15 +222,9 @@ int cw_array_pin(cw_array *array) {
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
-    if (it->state == CW_RETURNING && it->mover == cw_this_thread()) {
-        it->pins++;
-        pthread_mutex_unlock(&client->lock);
-        return 0;
-    }
     await_move(client, it);
     if (it->state == CW_AWAY) {
         it->state = CW_RETURNING;
-        it->mover = cw_this_thread();
         pthread_mutex_unlock(&client->lock);
         code = bring_back(client, it);
         pthread_mutex_lock(&client->lock);
@@ -220,7 +241,6 @@ void cw_array_unpin(cw_array *array) {
         return;
     struct cw_evictable *it = array->evict;
     cw_client *client = array->client;
-    cw_array *passed = NULL;
     if (!it || cw_client_forked(client))
         return;
     pthread_mutex_lock(&client->lock);
@@ -230,13 +250,10 @@ void cw_array_unpin(cw_array *array) {
     }
     it->pins--;
     it->used = ++client->uses;
-    if (it->state == CW_HERE && it->host &&
-        cw_order_passed(client, it->array->slab, it->array->block)) {
-        passed = it->host;
-        it->host = NULL;
-    }
+    if (it->state == CW_HERE && it->host.slab &&
+        cw_order_passed(client, it->array->slab, it->array->block))
+        drop_host(client, &it->host);
     pthread_mutex_unlock(&client->lock);
-    cw_array_close(passed);
 }
 
 int cw_array_away(const cw_array *array) {
@@ -263,9 +280,11 @@ bool cw_evict_end(cw_array *array) {
         it->next->prev = it->prev;
     bool here = it->state == CW_HERE;
     pthread_mutex_unlock(&client->lock);
-    if (here && it->host)
-        (void)cw_array_settle(array, -1); /* the copy from it may be under way */
-    cw_array_close(it->host);
+    if (here && it->host.slab)
+        (void)cw_unpinned_await(array, true, -1); /* the copy from it may be under way */
+    pthread_mutex_lock(&client->lock);
+    drop_host(client, &it->host);
+    pthread_mutex_unlock(&client->lock);
     array->evict = NULL;
     free(it);
     return here;

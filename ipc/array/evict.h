@@ -20,6 +20,11 @@
  * block, so whoever uses it on a stream comes after the copy; its host block is kept until that has
  * passed.
  *
+ * Layers: the bytes move between blocks, by the plain allocator and by copies that pin nothing
+ * (allocate.h, copy_bytes.h). No public call is made for it, so a move needs no other one and waits
+ * for none of its own thread: evict_one() never brings back, and what brings back lets others leave
+ * by cw_allocate() as every allocation does.
+ *
  * Owner: client->lock, and client->moved for who waits for a copy to end. If the process dies both
  * blocks are nobody's, and come back as all that it alone held. If the broker dies no new memory
  * comes: what is here stays usable, what is away cannot return. In a forked child it is of no use,
@@ -35,19 +40,28 @@
 #include "ipc/cableway.h"
 
 struct cw_heap;
+struct cw_slab;
 
 enum cw_evict_state { CW_HERE, CW_LEAVING, CW_AWAY, CW_RETURNING };
+
+/* A block in host memory, which no array has. */
+struct cw_evicted {
+    struct cw_slab *slab;
+    uint32_t block;
+    uint64_t gen;
+    uint8_t *bytes;
+};
 
 struct cw_evictable {
     cw_array *array;
     enum cw_evict_state state;
     uint32_t pins;
-    uint32_t mover; /* the thread that moves it: its own calls do not wait for itself */
-    uint64_t used;  /* when it was used last, by client->uses */
-    int device;     /* where it belongs */
+    uint64_t used; /* when it was used last, by client->uses */
+    int device;    /* where it belongs */
     char device_name[16];
     uint8_t device_uuid[CW_UUID_BYTES];
-    cw_array *host; /* away: the bytes. Here: what they were copied from, until that has passed */
+    struct cw_evicted host; /* away: the bytes. Here: what they were copied from, until that has
+                             * passed; no slab: none */
     struct cw_evictable *prev, *next; /* in client->evictables */
 };
 

@@ -12,7 +12,7 @@
 static bool find_block(struct cw_slab *slab, uint64_t offset_bytes, uint32_t *block) {
     for (uint32_t i = 0; i < slab->capacity; i++) {
         const struct cw_extent *extent = slab->locals[i].extent;
-        if (slab->locals[i].count == 0 || (extent && (extent->pool || extent->suballocated)))
+        if (slab->locals[i].count == 0 || (extent && (extent->pool || extent->on_free)))
             continue;
         /* B9: a block that we hold: its place does not change. Others could write here: what is
          * made of it is checked. */

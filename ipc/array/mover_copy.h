@@ -30,7 +30,7 @@ enum cw_wish { CW_WISH_NONE, CW_WISH_STAGED, CW_WISH_MOVER };
 int cw_route_wish(enum cw_wish *out);
 
 /* Copies between two arrays by any route but the mover, without looking at their order, and blocks:
- * the mover's own work (copy.c). */
+ * the mover's own work (copy_bytes.c). */
 int cw_copy_unordered(cw_array *target, cw_array *source, uint64_t size_bytes);
 
 #endif

@@ -44,8 +44,7 @@
 struct cw_suballocation {
     struct cw_extent extent; /* first: found from it */
     uint64_t number;
-    uint32_t outer_block;
-    uint64_t outer_gen;
+    struct cw_extent *outer;       /* whose block it holds */
     struct cw_suballocation *next; /* in use, or ended and not told yet */
 };
 
@@ -91,6 +90,19 @@ static struct cw_suballocation *hold_known(cw_client *client, struct cw_slab *sl
     return NULL;
 }
 
+/* Its block is free, and no stream is at work on it: to be told. The caller ends the lease on the
+ * block around it. */
+static struct cw_extent *on_free(cw_client *client, struct cw_extent *extent) {
+    struct cw_suballocation *piece = (struct cw_suballocation *)extent,
+                            **at = &client->suballocations;
+    while (*at != piece)
+        at = &(*at)->next;
+    *at = piece->next;
+    piece->next = client->suballocations_ended;
+    client->suballocations_ended = piece;
+    return piece->outer;
+}
+
 static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_t size,
                 struct cw_suballocation **out) {
     struct cw_extent *outer = find_outer(slab, begin, size);
@@ -123,10 +135,9 @@ static int make(cw_client *client, struct cw_slab *slab, uint64_t begin, uint64_
                                                   .length_bytes = size,
                                                   .block = block,
                                                   .carved = true,
-                                                  .suballocated = true},
+                                                  .on_free = on_free},
                                        .number = next_number(),
-                                       .outer_block = outer->block,
-                                       .outer_gen = outer->gen,
+                                       .outer = outer,
                                        .next = client->suballocations};
     if (slab->device_kind == CW_DEVICE_CUDA)
         cw_order_clear(cw_order_of(slab->table, block));
@@ -194,17 +205,6 @@ int cw_suballocation_take(cw_client *client, const void *address, uint64_t size_
 int cw_array_at(cw_client *client, const void *address, uint64_t size_bytes, cw_array **out,
                 uint64_t *number) {
     return cw_suballocation_take(client, address, size_bytes, false, out, number);
-}
-
-void cw_suballocation_end(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
-    struct cw_suballocation *piece = (struct cw_suballocation *)extent,
-                            **at = &client->suballocations;
-    while (*at != piece)
-        at = &(*at)->next;
-    *at = piece->next;
-    piece->next = client->suballocations_ended;
-    client->suballocations_ended = piece;
-    cw_lease_release(client, slab, piece->outer_block, piece->outer_gen); /* may end the slab */
 }
 
 int cw_loan_next(cw_client *client, uint64_t *number) {

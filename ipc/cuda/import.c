@@ -285,7 +285,7 @@ static int is_idle(const struct cw_gpu *gpu, void *stream) {
         cw_cuda_error(gpu->cuda, result, "asking the stream %p of cuda:%d", stream, gpu->ordinal));
 }
 
-int cw_array_behind(cw_array *array, void *stream) {
+static int put_behind(cw_array *array, void *stream) {
     struct cw_gpu *gpu;
     int code = cw_array_usable(array);
     if (code || array->slab->device_kind != CW_DEVICE_CUDA)
@@ -309,6 +309,15 @@ int cw_array_behind(cw_array *array, void *stream) {
         return code < 0 ? code : 0;
     code = cw_array_writing_begin(array, stream, -1);
     return code ? code : cw_array_writing_end(array, stream, 0);
+}
+
+int cw_array_behind(cw_array *array, void *stream) {
+    int code = cw_array_pin(array); /* an evictable one may be away */
+    if (code)
+        return code;
+    code = put_behind(array, stream);
+    cw_array_unpin(array);
+    return code;
 }
 
 /* ---- at the importer ---- */

@@ -92,7 +92,7 @@ static int rebuild(cw_client *client, struct cw_slab *slab) {
         extent->published = true;
         slab->locals[extent->block].extent = extent;
         if (found[i].drains)
-            cw_heap_give(client, slab, extent->block);
+            (void)cw_heap_give(client, slab, extent->block); /* nothing was held for it */
         else
             cw_heap_await(client, slab, extent->block);
     }

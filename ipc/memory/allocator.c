@@ -10,17 +10,19 @@
  * make one takes a second per GiB. Before a new one is made, the broker is asked for the slabs of
  * dead makers.
  *
+ * This is the plain allocator: it takes what is there, and what is made or given back for the
+ * asking. It moves no array. What else is done about a full device is decided above it
+ * (ipc/array/allocate.c), whose evictions allocate here: so no allocation is entered within
+ * another.
+ *
  * Owner: client->lock. Only a slab's memory is made without the lock, since that takes long. If
  * this process dies, its slabs become orphans, which the user's next client adopts.
  */
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "ipc/array/evict.h"
-#include "ipc/array/suballocation.h"
 #include "ipc/client.h"
 #include "ipc/memory/adoption.h"
 #include "ipc/memory/allocator.h"
@@ -113,31 +115,41 @@ bool cw_heap_drained(cw_client *client, struct cw_slab *slab, uint32_t block) {
     return slab->device_kind == CW_DEVICE_HOST || cw_order_passed(client, slab, block);
 }
 
-static void give_drained(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+/* Returns what held it, see give(). */
+static struct cw_extent *give_drained(cw_client *client, struct cw_slab *slab,
+                                      struct cw_extent *extent) {
     slab->heap->given++;
     slab->locals[extent->block].extent = NULL;
     slab->blocks[slab->blocks_free++] = extent->block;
     slab->arena.full = false;
-    if (extent->suballocated) {
-        cw_suballocation_end(client, slab, extent);
-        return;
-    }
+    if (extent->on_free)
+        return extent->on_free(client, extent);
     if (slab->flags & CW_SLAB_FOREIGN) {
         cw_slab_close(client, slab);
-        return;
+        return NULL;
     }
     cw_carve_give(extent);
     cw_heap_settle(client, slab);
+    return NULL;
 }
 
-/* A block that is FREE: its bytes come back now, or when the last stream has passed. */
-static void give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
-    if (cw_heap_drained(client, slab, extent->block)) {
-        give_drained(client, slab, extent);
-        return;
-    }
+/* A block that is FREE: its bytes come back now, or when the last stream has passed. What was held
+ * for it (the block around a suballocation) is held still: the caller ends that lease, so that none
+ * ends within the end of another. */
+static struct cw_extent *give(cw_client *client, struct cw_slab *slab, struct cw_extent *extent) {
+    if (cw_heap_drained(client, slab, extent->block))
+        return give_drained(client, slab, extent);
     extent->next = slab->heap->draining;
     slab->heap->draining = extent;
+    return NULL;
+}
+
+/* The same, and the lease on what was held for it ends. May free the slab. */
+static void give_whole(cw_client *client, struct cw_extent *extent) {
+    struct cw_slab *slab = extent->arena->user;
+    struct cw_extent *outer = give(client, slab, extent);
+    if (outer)
+        cw_lease_release(client, slab, outer->block, outer->gen);
 }
 
 static void drain(cw_client *client, struct cw_heap *heap) {
@@ -145,13 +157,13 @@ static void drain(cw_client *client, struct cw_heap *heap) {
     heap->draining = NULL;
     while (list) {
         struct cw_extent *next = list->next;
-        give(client, list->arena->user, list);
+        give_whole(client, list);
         list = next;
     }
 }
 
-void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
-    give(client, slab, slab->locals[block].extent);
+struct cw_extent *cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block) {
+    return give(client, slab, slab->locals[block].extent);
 }
 
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block) {
@@ -196,7 +208,7 @@ static void collect(cw_client *client, struct cw_heap *heap, bool now) {
             continue;
         cw_heap_await_no_more(heap, extent);
         heap->owed--;
-        give(client, slab, extent);
+        give_whole(client, extent);
     }
     if (!heap->pending || heap->owed)
         heap->owed =
@@ -231,10 +243,10 @@ void cw_heap_end_suballocations(cw_client *client) {
         for (struct cw_extent *next, *extent = heap->pending; extent; extent = next) {
             struct cw_slab *slab = extent->arena->user;
             next = extent->next; /* of another slab, if this ends the slab */
-            if (!extent->suballocated || slab->locals[extent->block].count)
+            if (!extent->on_free || slab->locals[extent->block].count)
                 continue;
             cw_heap_await_no_more(heap, extent);
-            give(client, slab, extent);
+            give_whole(client, extent);
         }
     }
 }
@@ -411,61 +423,41 @@ static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_by
 }
 
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
-                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
-    bool adopting = true, dropped = false;
-    uint32_t asked = 0, made = 0;
-    int64_t until_ns = 0, closed_until_ns = 0; /* waiting on a full device */
-    for (unsigned tries = 0; tries < 2 * ADOPT_TRIES; tries++) {
+                 struct cw_allocation *allocation, struct cw_slab **slab, uint32_t *block,
+                 uint64_t *gen, bool *clean) {
+    if (allocation->refused) { /* room was made meanwhile; perhaps a slab is empty now */
+        allocation->refused = allocation->dropped = false;
+        allocation->tries = ADOPT_TRIES;
+    }
+    while (allocation->tries++ < 2 * ADOPT_TRIES) {
         int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
         if (code != -EAGAIN) {
-            cw_slab_cache_settle(client, made); /* if what came back meanwhile was taken */
+            cw_slab_cache_settle(client, allocation->made); /* if what came back was taken */
             return code;
         }
-        if (adopting) {
-            code = tries < ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes) : -ENOENT;
+        if (!allocation->adopted) {
+            code = allocation->tries <= ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes)
+                                                    : -ENOENT;
             if (code && code != -ENOENT)
                 return code;
-            adopting = code == 0;
-            if (adopting)
+            allocation->adopted = code != 0;
+            if (code == 0)
                 continue;
         }
-        code = make_slab(client, heap, size_bytes, &made);
-        if (code == -EDQUOT && !dropped) {
-            dropped = true;
+        code = make_slab(client, heap, size_bytes, &allocation->made);
+        if (code == -EDQUOT && !allocation->dropped) {
+            allocation->dropped = true;
             code = cw_retry_make_room(client, heap);
             if (code == -EAGAIN)
                 continue;
         }
-        if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_HOST && !asked++) {
+        if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_HOST && !allocation->asked) {
+            allocation->asked = true;
             code = cw_retry_ask_others(client, size_bytes);
             if (code == -EAGAIN)
                 continue;
         }
-        if (code == -EDQUOT && heap->backend->device_kind == CW_DEVICE_CUDA) {
-            char sentence[CW_DETAIL_MAX];
-            snprintf(sentence, sizeof sentence, "%s", cw_detail());
-            bool in_vain = cw_evict_in_vain(client, heap, size_bytes);
-            int evicted = -ENOENT;
-            int again = in_vain || asked++ >= ADOPT_TRIES ? 0 : cw_retry_ask(client, heap);
-            if (!again)
-                asked = ADOPT_TRIES; /* as long as that brings anything */
-            if (!again && !in_vain) {
-                evicted = cw_evict_one(client, heap);
-                again = evicted == 0         ? 1
-                        : evicted == -ENOENT ? cw_retry_wait(client, heap, &until_ns)
-                                             : 0;
-                if (!again && evicted == -ENOENT)
-                    again = cw_slab_cache_nap(client, &closed_until_ns);
-            }
-            if (again < 0)
-                return again;
-            if (again) {
-                dropped = false;     /* perhaps its slab is empty now */
-                tries = ADOPT_TRIES; /* as often as there are arrays that may leave, or come back */
-                continue;
-            }
-            return evicted == -ENOENT ? cw_retry_failed(heap, until_ns, sentence) : evicted;
-        }
+        allocation->refused = code == -EDQUOT;
         if (code)
             return code;
     }

@@ -41,15 +41,28 @@ int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int dev
 int cw_heap_of(cw_client *client, const struct cw_backend *backend, int device,
                struct cw_heap **out);
 void cw_heaps_deinit(cw_client *client);
-/* Carves a block and holds it. *clean: it reads as zeros. The caller does NOT hold client->lock. */
+
+struct cw_allocation { /* how far one has come; zeros at first */
+    uint32_t tries;
+    uint32_t made; /* the slab that was made for it last; 0: none */
+    bool adopted;  /* whatever dead makers left was looked at */
+    bool dropped;  /* what is kept was given up */
+    bool asked;    /* others were asked for what they keep */
+    bool refused;  /* the last call's -EDQUOT: no memory for a slab, here or within a limit */
+};
+
+/* Carves a block and holds it. *clean: it reads as zeros. The caller does NOT hold client->lock.
+ * Where it was refused, whoever makes room may call again with the same allocation. */
 int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
-                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
+                 struct cw_allocation *allocation, struct cw_slab **slab, uint32_t *block,
+                 uint64_t *gen, bool *clean);
 /* The same in the slabs that there are, for who may not wait: -EAGAIN, without a sentence, where
  * they have no room. */
 int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
-/* A private block of ours ended: its bytes are free. */
-void cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
+/* A private block of ours ended: its bytes are free. Returns the extent around it that was held for
+ * it, whose lease the caller ends (lease.c), or NULL. */
+struct cw_extent *cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* It is waited for no more. */

@@ -21,7 +21,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "ipc/array/array.h"
 #include "ipc/client.h"
 #include "ipc/memory/cow.h"
 #include "ipc/memory/slab.h"
@@ -93,15 +92,14 @@ int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, u
     return cw_slab_map_cow(client, slab, first, length, out);
 }
 
-void cw_cow_give(cw_array *array) {
-    if (!array->cow.base)
+void cw_cow_give(cw_client *client, const struct cw_slab *slab, uint64_t begin_bytes,
+                 struct cw_mapping *mapping) {
+    if (!mapping->base)
         return;
-    cw_client *client = array->client;
     struct cw_spares *spares = &client->spares;
-    struct cw_spare spare = {
-        .slab = array->slab, .begin_bytes = array->cow_begin_bytes, .mapping = array->cow};
+    struct cw_spare spare = {.slab = slab, .begin_bytes = begin_bytes, .mapping = *mapping};
     struct cw_mapping old = {.base = NULL};
-    array->cow = (struct cw_mapping){.base = NULL};
+    *mapping = (struct cw_mapping){.base = NULL};
     if (cw_client_forked(client) || !is_clean(&spare.mapping)) {
         unmap(&spare.mapping);
         return;

@@ -28,9 +28,10 @@ struct cw_spares { /* least recently used first */
  * the lock. -EINVAL: not in host memory. */
 int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
                 struct cw_mapping *out);
-/* Ends an array's copy-on-write mapping, if it has one: it is spare, or gone. Without the lock; the
- * array's lease stands. */
-void cw_cow_give(cw_array *array);
+/* Ends the copy-on-write mapping of an array, if it has one (base): it is spare, or gone. Without
+ * the lock; the array's lease stands. begin_bytes: in the slab. */
+void cw_cow_give(cw_client *client, const struct cw_slab *slab, uint64_t begin_bytes,
+                 struct cw_mapping *mapping);
 /* The slab is about to be freed. The caller holds the lock. */
 void cw_cow_forget(cw_client *client, const struct cw_slab *slab);
 

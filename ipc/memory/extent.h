@@ -21,20 +21,25 @@
 #define CW_CARVE_BINS 192u
 #define CW_CARVE_WALK 64u /* extents of one bin that a search looks at */
 
+struct cw_client;
+
 struct cw_extent {
     struct cw_arena *arena;
     struct cw_extent *before, *after; /* neighbours by address */
     struct cw_extent *prev, *next;    /* free: in its bin. Carved: free for the user's list */
     uint64_t offset_bytes, length_bytes;
+    /* The user's: what hears that its bytes are free, and answers with the extent in which they
+     * lie, whose lease the caller ends. Of a suballocation alone, which no arena has
+     * (suballocation.c). */
+    struct cw_extent *(*on_free)(struct cw_client *client, struct cw_extent *extent);
     uint64_t gen; /* the user's: generation and number of the block */
     uint32_t block;
     bool carved;
-    bool clean;        /* never written since the arena was made: reads as zeros */
-    bool published;    /* the user's: another process may know of it */
-    bool pending;      /* the user's: in the list of those that wait to come back */
-    bool told;         /* the user's: the broker was told once that a lease on it ended */
-    bool suballocated; /* the user's: a suballocation, which no arena has (suballocation.c) */
-    bool pool;         /* the user's: suballocations lie in it */
+    bool clean;     /* never written since the arena was made: reads as zeros */
+    bool published; /* the user's: another process may know of it */
+    bool pending;   /* the user's: in the list of those that wait to come back */
+    bool told;      /* the user's: the broker was told once that a lease on it ended */
+    bool pool;      /* the user's: suballocations lie in it */
 };
 
 struct cw_arena {

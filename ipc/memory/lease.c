@@ -4,6 +4,11 @@
  * Several arrays on one block share one slot and count privately (struct cw_local). The slots of a
  * table are written by this process alone, under client->lock. If the process dies the broker
  * forgets the tables; if the broker dies nothing here matters any more.
+ *
+ * Where a suballocation's block comes free, a lease on the block around it ends with it. The
+ * allocator does not end that one: it returns it to whoever ended the first, so that a release is
+ * never entered within another. A suballocation lies in a block of an arena, so there are two at
+ * most.
  */
 #include <stdlib.h>
 
@@ -151,19 +156,20 @@ void cw_lease_unhold_new(cw_client *client, struct cw_slab *slab, uint32_t block
     slot_drop(client, slab, block);
 }
 
-void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {
+/* One hold ends. Returns the extent that was held for a block that came free by it, or NULL. */
+static struct cw_extent *release(cw_client *client, struct cw_slab *slab, uint32_t block,
+                                 uint64_t gen) {
     struct cw_local *local = &slab->locals[block];
     CW_ASSERT(local->count > 0);
     if (--local->count)
-        return;
+        return NULL;
     struct cw_extent *extent = local->extent;
     slot_drop(client, slab, block);
     client->leases.held--;
     bool rests = --slab->held == 0;
     if (slab->own && !extent->published) {
         cw_block_free_local(&slab->table->blocks[block]);
-        cw_heap_give(client, slab, block);
-        return;
+        return cw_heap_give(client, slab, block);
     }
     if (slab->own) {
         /* The owner's last lease: the broker may never have heard of this block (a handle that went
@@ -178,4 +184,13 @@ void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, u
         tell_drop(client, slab, block, gen);
     if (rests)
         cw_slab_rest(client, slab);
+    return NULL;
+}
+
+void cw_lease_release(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen) {
+    struct cw_extent *outer = release(client, slab, block, gen);
+    if (outer) { /* holds its slab, which is the same */
+        outer = release(client, slab, outer->block, outer->gen);
+        CW_ASSERT(!outer); /* a suballocation lies in no other one */
+    }
 }

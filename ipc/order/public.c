@@ -1,5 +1,6 @@
 /*
- * Work: the public calls by which a stream's work on arrays is put in order. See section.h.
+ * Work: the public calls by which a stream's work on arrays is put in order, each of which keeps
+ * evictable arrays where they are. See section.h.
  *
  * No state of its own.
  */
@@ -11,41 +12,16 @@
 #include "ipc/client.h"
 #include "ipc/order/context_failure.h"
 #include "ipc/order/section.h"
-
-/* What every call on one array begins with. *fences NULL: a host array, nothing to be done. */
-static int open_call(cw_array *array, struct cw_fences **fences) {
-    int code = cw_array_usable(array);
-    *fences = NULL;
-    if (code || array->slab->device_kind != CW_DEVICE_CUDA)
-        return code;
-    return cw_fences_of(array->client, fences);
-}
-
-static struct cw_order *order_of(const cw_array *array) {
-    return cw_order_of(array->slab->table, array->block);
-}
+#include "ipc/order/unpinned.h"
 
 /* ---- one array ---- */
-
-static int begin_pinned(cw_array *array, void *stream, bool writing, int64_t timeout_ns) {
-    struct cw_fences *fences;
-    struct cw_section *section;
-    const cw_use use = {.array = array, .writing = writing};
-    int code = open_call(array, &fences);
-    if (code == 0 && writing && array->readonly)
-        return cw_fail(-EINVAL, "the array is mapped read-only");
-    if (code || !fences)
-        return code;
-    code = cw_section_begin(array->client, fences, &use, 1, false, stream, timeout_ns, &section);
-    return cw_context_failure_serve(code);
-}
 
 /* An evictable array stays where it is until the end. */
 static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns) {
     int code = cw_array_pin(array);
     if (code)
         return code;
-    code = begin_pinned(array, stream, writing, timeout_ns);
+    code = cw_unpinned_begin(array, stream, writing, timeout_ns);
     if (code)
         cw_array_unpin(array);
     return code;
@@ -54,22 +30,11 @@ static int begin(cw_array *array, void *stream, bool writing, int64_t timeout_ns
 /* out: NULL where nobody will ask later. */
 static int end(cw_array *array, void *stream, bool writing, bool whole, bool failed,
                cw_completion *out) {
-    struct cw_fences *fences;
-    struct cw_section *section;
-    int code = open_call(array, &fences);
-    if (code || !fences)
-        return code;
-    pthread_mutex_lock(&fences->lock);
-    code = cw_section_find(fences, array, stream, writing, &section);
-    bool found = code == 0;
-    if (found) {
-        section->held->whole = whole;
-        code = cw_section_end(array->client, fences, section, failed, out);
-    }
-    pthread_mutex_unlock(&fences->lock);
+    bool found;
+    int code = cw_unpinned_end(array, stream, writing, whole, failed, out, &found);
     if (found)
         cw_array_unpin(array);
-    return cw_context_failure_serve(code);
+    return code;
 }
 
 int cw_array_reading_begin(cw_array *array, void *stream, int64_t timeout_ns) {
@@ -291,14 +256,10 @@ int cw_work_check(cw_client *client) {
 /* ---- on the CPU ---- */
 
 static int await(cw_array *array, bool uses, int64_t timeout_ns) {
-    struct cw_fences *fences;
     int code = cw_array_pin(array);
     if (code)
         return code;
-    code = open_call(array, &fences);
-    if (code == 0 && fences && !cw_order_unused(order_of(array)))
-        code = cw_context_failure_serve(
-            cw_order_await(array->client, fences, order_of(array), uses, timeout_ns));
+    code = cw_unpinned_await(array, uses, timeout_ns);
     cw_array_unpin(array);
     return code;
 }

@@ -4,7 +4,6 @@
  *
  * State of a client, under its fences' lock.
  */
-#include "ipc/array/array.h"
 #include "ipc/client.h"
 #include "ipc/order/stream.h"
 

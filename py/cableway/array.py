@@ -30,8 +30,9 @@ from cableway._core.leases import (
     lease_again,
     lease_of_handle,
     show,
+    usable,
 )
-from cableway._core.library import check_again, exported, ffi, lib
+from cableway._core.library import exported, ffi, lib
 from cableway._cuda import interop, stream_order
 from cableway.device import resolve
 from cableway.errors import Error, Stale
@@ -72,6 +73,24 @@ class Array(Values, _dispatch.Fields):
 
     def __init__(self) -> None:
         raise TypeError("an Array is made by cableway.put, get, empty, zeros, full and asarray")
+
+    @staticmethod
+    def _new(
+        layout: Layout,
+        *,
+        zero: bool = False,
+        filled: bool = False,
+        device: str = "cpu",
+        evictable: bool = False,
+    ) -> Array:
+        """Allocates an unnamed array. filled: all of it is about to be written."""
+        connection = client.current()
+        flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
+        flags |= lib.CW_FILLED if filled else 0
+        kind = EvictableLease if evictable else Lease
+        place = device.encode()
+        lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
+        return make(lease, layout, layout.origin)
 
     # ---- what it is
 
@@ -598,30 +617,7 @@ def make(
     return made
 
 
-def new(
-    layout: Layout,
-    *,
-    zero: bool = False,
-    filled: bool = False,
-    device: str = "cpu",
-    evictable: bool = False,
-) -> Array:
-    """Allocates an unnamed array. filled: all of it is about to be written."""
-    connection = client.current()
-    flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
-    flags |= lib.CW_FILLED if filled else 0
-    kind = EvictableLease if evictable else Lease
-    place = device.encode()
-    lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
-    return make(lease, layout, layout.origin)
-
-
-def usable(lease: Lease) -> Any:
-    """The `cw_array *`, after taking a lease of this process's own if it came over a fork."""
-    pointer = lease.pointer
-    if lib.cw_array_inherited(pointer):
-        check_again(lib.cw_array_renew, pointer, client.current().pointer)
-    return pointer
+new = Array._new
 
 
 def open_handle(

@@ -22,7 +22,7 @@ from cableway._array import copies
 from cableway._array.values import plain
 from cableway._core import capsules, dtypes, layouts, leases, words
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again
+from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import exported, lib
 from cableway._cuda import interop, suballocation
 from cableway.array import Array
@@ -209,7 +209,7 @@ def asarray(
             raise ValueError(
                 f"copy=False, but moving an array from host memory to {place} needs a copy; leave copy out"
             )
-        return copies.from_host(_converted(obj, dtype), place, order)
+        return copies.from_host(Array, _converted(obj, dtype), place, order)
     return _of_host(obj, dtype, shape, order, copy)
 
 
@@ -278,7 +278,7 @@ def _of_external(
         raise ValueError(
             f"copy=False, but moving an array from cuda:{told.gpu} to {place} needs a copy; leave copy out"
         )
-    return copies.from_external(told, place)
+    return copies.from_external(Array, told, place)
 
 
 def _of_host(obj: Any, dtype: _DType | None, shape: Any, order: str, copy: bool | None) -> Array:
@@ -378,7 +378,7 @@ def _copied(values: np.ndarray[Any, Any], kind: np.dtype[Any], order: str) -> Ar
         else:
             steps = layouts.like(np.empty_like(values, dtype=kind, order=order), order).strides  # type: ignore[call-overload]
             layout = Layout(values.shape, kind, steps)
-    return copies.of_values(values, layout)
+    return copies.of_values(Array, values, layout)
 
 
 def _without_copy(obj: Any, values: np.ndarray[Any, Any], insist: bool) -> Array | None:
@@ -411,7 +411,7 @@ def _here(found: Array, insist: bool) -> Array | None:
     """found for the connection that this process has now; None when only a copy can get there."""
     lease = found._open_lease()
     connection = client.current()
-    pointer = arrays.usable(lease)
+    pointer = usable(lease)
     if lib.cw_array_client(pointer) == connection.pointer:
         return found
     if lib.cw_client_instance(lib.cw_array_client(pointer)) == connection.instance:

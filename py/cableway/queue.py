@@ -45,7 +45,7 @@ from typing import Any
 
 from cableway import _dispatch, client
 from cableway import array as arrays
-from cableway._core.leases import Lease, lease_again
+from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
 from cableway._queue import descriptors as watching
 from cableway._queue import items
@@ -95,7 +95,7 @@ class _End:
     def __init__(self, memory: Array) -> None:
         out = ffi.gc(ffi.new("cw_queue **"), lib.cwpy_queue_end)
         self.lease = memory._open_lease()
-        check_again(lib.cw_queue_open, arrays.usable(self.lease), out)
+        check_again(lib.cw_queue_open, usable(self.lease), out)
         self.pointer: Any = from_cell(out)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(int(ffi.cast("uintptr_t", out[0])), self.max_bytes)

@@ -29,7 +29,7 @@ from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again
+from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
 from cableway._cuda import interop
 from cableway._tree import modules
@@ -227,7 +227,7 @@ class Tree(Mapping[str, Array]):
         for row in self._rows():
             if not row.flags & lib.CW_LEAF_HASHED or not row.nbytes:
                 continue
-            pointer = arrays.usable(self._part(row.part))
+            pointer = usable(self._part(row.part))
             check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
             if hashed[0] != row.hash:
                 raise Error(
@@ -274,7 +274,7 @@ class Tree(Mapping[str, Array]):
     def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
         """A part's lease, the address of its lowest byte, and its device as DLPack has it."""
         lease = self._part(number)
-        arrays.usable(lease)
+        usable(lease)
         return lease, lease.address, dlpack.device_of(lease)
 
     def into(self, module: Any, *, strict: bool = True) -> Any:

@@ -2,6 +2,9 @@
 
 Bytes go as they lie: a copy between devices has the layout of its source where that has no gaps. Numbers are
 converted on the host alone.
+
+The class of arrays stands above this module, and does its copies by it. So a new array is one of its source's class; where
+the source is none of ours, the caller says of which class (`kind`).
 """
 
 from __future__ import annotations
@@ -12,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cableway import _dispatch
-from cableway import array as arrays
 from cableway._core import capsules, layouts, words
+from cableway._core.arrays import is_array
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, Pin, clear_of, copy_values, has_masked
+from cableway._core.leases import Lease, Pin, clear_of, copy_values, has_masked, usable
 from cableway._core.library import check_again, ffi, lib
 from cableway._cuda import interop, stream_order
 
@@ -50,20 +53,22 @@ def _low(array: Array) -> int:
     return array._offset - array._layout_now().origin
 
 
-def from_host(values: np.ndarray[Any, Any], device: str, order: str = "K") -> Array:
+def from_host(
+    kind: type[Array], values: np.ndarray[Any, Any], device: str, order: str = "K"
+) -> Array:
     """A new array on a device with the values of a host array."""
     layout = layouts.like(values, order)
     if device == "cpu":
-        return of_values(values, layout)
-    made = arrays.new(layout, filled=True, device=device)
+        return of_values(kind, values, layout)
+    made = kind._new(layout, filled=True, device=device)
     _write(made, values)
     return made
 
 
-def of_values(values: np.ndarray[Any, Any], layout: Layout) -> Array:
+def of_values(kind: type[Array], values: np.ndarray[Any, Any], layout: Layout) -> Array:
     """A new host array of that layout with the values of another of its shape, converted by force where that must be."""
     alike = _lie_alike(values, layout)
-    made = arrays.new(layout, filled=not alike)
+    made = kind._new(layout, filled=not alike)
     if alike:
         _write_bytes(made, values)
     else:
@@ -111,7 +116,7 @@ def as_values(target: Array, seen: np.ndarray[Any, Any], value: Any) -> Any:
     dtype = target._layout_now().dtype
     if dtype.metadata is None and isinstance(value, _QUICK):
         return clear_of(seen, value)
-    if isinstance(value, arrays.Array):
+    if is_array(value):
         value = value._exact()
     else:
         of_library = capsules.host_values(value)
@@ -126,13 +131,16 @@ def as_values(target: Array, seen: np.ndarray[Any, Any], value: Any) -> Any:
 
 def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     """Copies host values that lie as the target does. In host memory that is new it is the quickest way."""
-    pointer, layout = arrays.usable(target._open_lease()), target._layout_now()
+    pointer, layout = usable(target._open_lease()), target._layout_now()
     source = ffi.cast("void *", values.__array_interface__["data"][0] - layout.origin)
     check_again(lib.cw_array_copy_in, pointer, _low(target), source, -1, layout.span, _NO_STREAM)
 
 
 def from_external(
-    source: interop.ExternalArray, device: str | None = None, stream: int | None = None
+    kind: type[Array],
+    source: interop.ExternalArray,
+    device: str | None = None,
+    stream: int | None = None,
 ) -> Array:
     """A new array with the contents of another library's GPU memory, on that GPU or on the device named.
 
@@ -141,7 +149,7 @@ def from_external(
             the source stays until the array's `wait` returns.
     """
     source.check_gapless()
-    made = arrays.new(
+    made = kind._new(
         source.layout, device=device or ("cpu" if source.gpu < 0 else f"cuda:{source.gpu}")
     )
     _take(made, source, stream)
@@ -152,7 +160,7 @@ def _take(target: Array, source: interop.ExternalArray, stream: int | None = Non
     if stream is None:
         source.ready()
     layout = source.layout
-    pointer = arrays.usable(target._open_lease())
+    pointer = usable(target._open_lease())
     check_again(
         lib.cw_array_copy_in,
         pointer,
@@ -170,17 +178,17 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
     place = source.device if device is None else device
     if place == "cpu" and source.device == "cpu":
         values = source._exact()
-        return of_values(values, layouts.like(values))
+        return of_values(type(source), values, layouts.like(values))
     if not layouts.is_gapless(layout):
         return _duplicate_with_gaps(source, place)
-    made = arrays.new(layout, filled=True, device=place)
+    made = source._new(layout, filled=True, device=place)
     _move(made, source, stream)
     return made
 
 
 def _move(target: Array, source: Array, stream: Any = None) -> None:
     """By a stream only between GPUs: who would keep host memory until it is done?"""
-    to, of = arrays.usable(target._open_lease()), arrays.usable(source._open_lease())
+    to, of = usable(target._open_lease()), usable(source._open_lease())
     layout = source._layout_now()
     span, origin = layout.span, layout.origin
     number = _NO_STREAM
@@ -193,10 +201,10 @@ def _move(target: Array, source: Array, stream: Any = None) -> None:
 def _duplicate_with_gaps(source: Array, place: str) -> Array:
     """By way of the host, where the gaps go."""
     if source.device == "cpu":
-        return from_host(source._exact(), place)
+        return from_host(type(source), source._exact(), place)
     layout = source._layout_now()
     raw = np.empty(layout.span, np.uint8)
-    pointer = arrays.usable(source._open_lease())
+    pointer = usable(source._open_lease())
     check_again(
         lib.cw_array_copy_out,
         pointer,
@@ -209,7 +217,7 @@ def _duplicate_with_gaps(source: Array, place: str) -> Array:
     values: np.ndarray[Any, Any] = np.ndarray(
         layout.shape, layout.dtype, raw, layout.origin, layout.strides
     )
-    return from_host(values, place)
+    return from_host(type(source), values, place)
 
 
 def onto(source: Array, device: str, stream: Any = None) -> Array:
@@ -237,20 +245,20 @@ def prefetch(source: Array, device: str) -> Array:
     if source.device == device:
         if source.evictable:
             lease = source._open_lease()
-            arrays.usable(lease)
+            usable(lease)
             Pin(lease)  # it comes back, and may leave again
         return source
     layout = source._layout_now()
     if device == "cpu" or not layouts.is_gapless(layout):
         return duplicate(source, device)
-    made = arrays.new(layout, device=device)
+    made = source._new(layout, device=device)
     to, of = made._open_lease(), source._open_lease()
     stream = ffi.cast("void *", -1)
     check_again(
         lib.cw_array_copy,
-        arrays.usable(to),
+        usable(to),
         _low(made),
-        arrays.usable(of),
+        usable(of),
         _low(source),
         layout.span,
         stream,
@@ -270,13 +278,13 @@ def lies_on_gpu(value: Any) -> bool:
     """Whether value is an array in GPU memory, of ours or of another library."""
     if isinstance(value, (np.ndarray, np.generic, int, float)):
         return False
-    if isinstance(value, arrays.Array):
+    if is_array(value):
         return value._on_gpu()
     return interop.lies_on_gpu(value)
 
 
 def _usable(lease: Lease) -> bool:
-    arrays.usable(lease)
+    usable(lease)
     return True
 
 
@@ -290,8 +298,8 @@ def _span_and_origin(to: Layout, of: Layout) -> tuple[int, int] | None:
 
 
 def _fill_pair(pair: Any, i: int, target: Any, source: Any, stream: Any, kept: list[Lease]) -> None:
-    if not isinstance(target, arrays.Array) or not isinstance(source, arrays.Array):
-        wrong = source if isinstance(target, arrays.Array) else target
+    if not is_array(target) or not is_array(source):
+        wrong = source if is_array(target) else target
         raise TypeError(
             f"pair {i}: a cableway.Array is needed, not {type(wrong).__name__}; copy_from() takes whatever is array-like"
         )
@@ -311,7 +319,7 @@ def _fill_pair(pair: Any, i: int, target: Any, source: Any, stream: Any, kept: l
         )
     leases = target._open_lease(), source._open_lease()
     kept += leases
-    pair.target, pair.source = map(arrays.usable, leases)
+    pair.target, pair.source = map(usable, leases)
     pair.target_bytes = target._offset - of.origin
     pair.source_bytes = source._offset - of.origin
     pair.size_bytes = of.span
@@ -345,11 +353,11 @@ def copy(pairs: Iterable[tuple[Array, Array]], *, stream: Any = None) -> None:
     listed: list[tuple[Any, Any]] = list(pairs)
     given = ffi.new("cw_pair[]", len(listed) or 1)
     kept: list[Lease] = []  # whoever closes an Array meanwhile
-    usable, address = (
+    leased, address = (
         _usable if stream is None else _usable_on_gpu,
         int(ffi.cast("uintptr_t", given)),
     )
-    filled = _dispatch.pairs_fill(listed, address, usable, _span_and_origin, kept)
+    filled = _dispatch.pairs_fill(listed, address, leased, _span_and_origin, kept)
     for i in range(filled, len(listed)):
         _fill_pair(given[i], i, *listed[i], stream, kept)
     number = _NO_STREAM
@@ -375,7 +383,7 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         TypeError: the numbers would have to be converted, and not on the host.
     """
     to = target._layout_now()
-    if isinstance(source, arrays.Array):
+    if is_array(source):
         of = source._layout_now()
         if to.same(of) and layouts.is_gapless(of):
             _move(target, source, stream)
@@ -392,7 +400,7 @@ def assign(target: Array, source: Any, *, spread: bool = False, stream: Any = No
         _take(target, told)
     else:
         _check_bytes(target, told.layout)
-        copy_values(target._exact(), from_external(told, "cpu")._exact())
+        copy_values(target._exact(), from_external(type(target), told, "cpu")._exact())
 
 
 def _check_bytes(target: Array, of: Layout) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cableway import array as arrays
 from cableway._array import copies
 from cableway._core import words
+from cableway._core.arrays import is_array
 from cableway._core.leases import copy_values
+from cableway._dispatch import Fields
 
 if TYPE_CHECKING:
     from cableway.array import Array
@@ -52,7 +53,7 @@ _taken = _Taken()
 
 def _place(value: Any) -> Any:
     """Where a part lies."""
-    if isinstance(value, arrays.Array):
+    if is_array(value):
         layout = value._layout_now()
         kind = (layout.dtype, words.word(layout.dtype))
         return id(value._open_lease()), value._offset, layout.shape, layout.strides, kind
@@ -61,16 +62,16 @@ def _place(value: Any) -> Any:
 
 def is_part(value: Any) -> bool:
     """Whether it is a view that an index may have given. Elements without fields are copies."""
-    return isinstance(value, arrays.Array) or (
-        isinstance(value, np.void) and value.dtype.names is not None
-    )
+    if isinstance(value, Fields):  # as `is_array` says, without a call: it is asked at each index
+        return True
+    return isinstance(value, np.void) and value.dtype.names is not None
 
 
 def taken(part: Any) -> None:
     """An index has given a part, an Array or an element of a structured one."""
     state = _taken
     state.before, state.last, state.half = state.last, _place(part), None
-    state.part = weakref.ref(part) if isinstance(part, arrays.Array) else None
+    state.part = weakref.ref(part) if is_array(part) else None
 
 
 def assigned(array: Array, key: Any, value: Any) -> bool:
@@ -86,7 +87,7 @@ def assigned(array: Array, key: Any, value: Any) -> bool:
     if place != state.before or place == state.last:
         return False
     part = None if state.part is None else state.part()
-    if part is None and isinstance(value, arrays.Array):
+    if part is None and is_array(value):
         return False  # nobody has it any more
     target = _target(array, key, value)
     if target is None or _place(target) != state.last:
@@ -99,12 +100,10 @@ def assigned(array: Array, key: Any, value: Any) -> bool:
 
 def _target(array: Array, key: Any, value: Any) -> Any:
     """What value would be assigned to, if it is a part of its kind."""
-    if isinstance(value, arrays.Array):
+    if is_array(value):
         found = array._at(key)
         alike = (
-            isinstance(found, arrays.Array)
-            and found.shape == value.shape
-            and words.same(found.dtype, value.dtype)
+            is_array(found) and found.shape == value.shape and words.same(found.dtype, value.dtype)
         )
         return found if alike else None
     whole = key if isinstance(key, tuple) else (key,)
@@ -116,7 +115,7 @@ def _target(array: Array, key: Any, value: Any) -> Any:
 
 
 def _on_host(part: Any) -> Any:
-    return part.to("cpu").numpy() if isinstance(part, arrays.Array) else np.asarray(part)
+    return part.to("cpu").numpy() if is_array(part) else np.asarray(part)
 
 
 def _bytes(part: Any) -> bytes:
@@ -125,7 +124,7 @@ def _bytes(part: Any) -> bytes:
 
 
 def _write(target: Any, source: Any) -> None:
-    if isinstance(target, arrays.Array) and target._on_gpu():
+    if is_array(target) and target._on_gpu():
         copies.assign(target, source, spread=True)
     else:
         copy_values(_on_host(target), _on_host(source))

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cableway import _dispatch
+from cableway import _dispatch, client
 from cableway._core import idle_memory, words
 from cableway._core.library import check, check_again, ffi, keeping, lib
 from cableway.errors import LimitExceeded
@@ -41,6 +41,7 @@ __all__ = [
     "opened",
     "shared_memory_of",
     "show",
+    "usable",
 ]
 
 
@@ -122,6 +123,14 @@ class Lease:
         Of GPU memory it holds nothing that the CPU may follow: it serves to compute with shapes and addresses.
         """
         return np.asarray(self)
+
+
+def usable(lease: Lease) -> Any:
+    """The `cw_array *`, after taking a lease of this process's own if it came over a fork."""
+    pointer = lease.pointer
+    if lib.cw_array_inherited(pointer):
+        check_again(lib.cw_array_renew, pointer, client.current().pointer)
+    return pointer
 
 
 # Where an evictable array seems to lie for whoever computes with its shape: its memory moves.

@@ -20,8 +20,9 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cableway import array as arrays
+from cableway._core.arrays import is_array
 from cableway._core.deadlines import deadline, left_ns
+from cableway._core.leases import usable
 from cableway._core.library import check, ffi, lib
 from cableway.errors import Timeout
 
@@ -216,7 +217,7 @@ class _Use(Section):
         super().__init__(ffi.new(_CELL))  # whether it was begun, as the library notes it
         self._array = array
         self._lease = array._open_lease()
-        self._pointer = arrays.usable(self._lease)
+        self._pointer = usable(self._lease)
         self._mark = _Mark(stream_number(stream) if array._on_gpu() else 0)
         self._stream = ffi.cast(_STREAM, self._mark.number)
         self._timeout = timeout
@@ -290,7 +291,7 @@ class Writing(_Use):
 
 
 def _listed(given: Array | Iterable[Array]) -> list[Array]:
-    return [given] if isinstance(given, arrays.Array) else list(given)
+    return [given] if is_array(given) else list(given)
 
 
 class Work(Section):
@@ -320,7 +321,7 @@ class Work(Section):
         self._uses = uses = ffi.new("cw_use[]", len(given) or 1)
         for i, lease in enumerate(leases):
             use = uses[i]
-            use.array = arrays.usable(lease)
+            use.array = usable(lease)
             if i >= written:
                 use.writing, use.whole = 1, whole
         self._leases = [leases[i] for i, array in enumerate(given) if array._on_gpu()]
@@ -413,5 +414,5 @@ def work(
 
 def wait(array: Array, timeout: float | None = None) -> None:
     """`Array.wait`."""
-    pointer = arrays.usable(array._open_lease())
+    pointer = usable(array._open_lease())
     _wait(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)

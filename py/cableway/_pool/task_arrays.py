@@ -22,6 +22,7 @@ import numpy as np
 from cableway import array as arrays
 from cableway._core import words
 from cableway._core.layouts import Layout
+from cableway._core.leases import usable
 from cableway._core.library import lib
 from cableway._pool.devices.fast_path import described_dtype
 from cableway._pool.write_back import WriteBack
@@ -67,7 +68,7 @@ class TaskEncoder(Encoder):
     def _reduce_as_it_is(self, array: Array) -> Any:
         """An array of ours, of which the message has a handle."""
         lease, layout = array._open_lease(), array._layout_now()
-        if lib.cw_array_client(arrays.usable(lease)) != current().pointer:
+        if lib.cw_array_client(usable(lease)) != current().pointer:
             return super()._reduce_array(array)  # of another broker than the workers'
         handle = array.handle(False)
         self._arrays.append((array, handle))

@@ -25,7 +25,7 @@ import numpy as np
 from cableway import array as arrays
 from cableway._core import dtypes
 from cableway._core.layouts import Layout, check_fits, received
-from cableway._core.leases import Lease, lease_again
+from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import export, exported, ffi, keeping, lib
 from cableway._transport.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
 from cableway._transport.blocks import Block, BlockStore
@@ -168,7 +168,7 @@ class _ItemEncoder(Encoder):
         )
 
     def _export(self, what: Any) -> Any:
-        pointer = what.array if isinstance(what, Block) else arrays.usable(what._open_lease())
+        pointer = what.array if isinstance(what, Block) else usable(what._open_lease())
         handle = ffi.new("cw_handle *")
         self._transits.append(handle)
         export(pointer, 1, handle)
@@ -266,7 +266,7 @@ def _encode_array(array: Array, how: Rebuild | None, max_bytes: int) -> EncodedI
     out = EncodedItem(told[1])
     if len(out.data) > max_bytes:
         return None
-    out.handles = exported(arrays.usable(lease), 1)
+    out.handles = exported(usable(lease), 1)
     out.count, out.extra_bytes = 1, layout.nbytes
     return out
 

@@ -135,7 +135,7 @@ class Tensors:
     def _begin_copy(self, obj: Any, stream_on: Callable[[int], int]) -> Array:
         told = interop.external_array(obj)
         assert told is not None
-        made = copies.from_external(told, stream=stream_on(told.gpu))
+        made = copies.from_external(Array, told, stream=stream_on(told.gpu))
         self._begun.arrays += (made,)
         return made
 

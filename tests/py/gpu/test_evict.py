@@ -144,6 +144,43 @@ assert (w.to("cpu").numpy() == x).all()
         )
 
 
+def test_an_end_without_a_begin_is_refused_though_the_array_is_away(tmp_path):
+    with world(tmp_path / "b", **SMALL) as run:
+        run(
+            TOOLS
+            + """
+from cableway._core.library import check, ffi, lib
+w = make(0)
+others = [make(seed) for seed in range(1, 6)]
+pointer, stream = w._open_lease().pointer, ffi.cast("void *", 1)
+for ended in (
+    lambda: lib.cw_array_reading_end(pointer, stream),
+    lambda: lib.cw_array_writing_end(pointer, stream, 0),
+):
+    assert w.away
+    try: check(ended())
+    except ValueError as error: assert "begin one first" in str(error), error
+    else: raise AssertionError
+assert w.away and holds(w, 0)
+"""
+        )
+
+
+def test_an_array_that_is_away_is_put_behind_a_stream(tmp_path):
+    with world(tmp_path / "b", **SMALL) as run:
+        run(
+            TOOLS
+            + """
+from cableway._core.library import ffi, lib
+w = make(0)
+others = [make(seed) for seed in range(1, 6)]
+assert w.away
+assert lib.cw_array_behind(w._open_lease().pointer, ffi.cast("void *", 1)) == 0
+assert not w.away and holds(w, 0)
+"""
+        )
+
+
 @double
 def test_a_stream_at_work_keeps_an_array(tmp_path):
     with world(tmp_path / "b", **SMALL) as run:

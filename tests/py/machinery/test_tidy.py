@@ -23,20 +23,11 @@ FIRST = "int ping(void);\nint ping(void) {\n    return pong();\n}\n"
 SECOND = "static int helped(void) {\n    return ping();\n}\n\nint pong(void) {\n    return helped();\n}\n"
 
 
-@pytest.fixture
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rule's lists are empty."""
-    monkeypatch.setattr(tidy_recursion, "KNOWN_C", {})
-    monkeypatch.setattr(tidy_recursion, "KNOWN_PYTHON", {})
-
-
-@pytest.mark.usefixtures("nothing_is_known")
 def test_a_recursion_across_files_is_told() -> None:
     told = list(tidy_recursion.recursions({"shm/a.c": FIRST, "shm/b.c": SECOND}))
     assert told == ["shm/a.c: a recursion across shm/a.c, shm/b.c: helped, ping, pong"]
 
 
-@pytest.mark.usefixtures("nothing_is_known")
 @pytest.mark.parametrize(
     "texts",
     [
@@ -51,18 +42,6 @@ def test_what_is_no_recursion_across_files_is_not_told(texts: dict[str, str]) ->
     assert list(tidy_recursion.recursions(texts)) == []
 
 
-def test_a_recursion_that_is_listed_may_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = frozenset({"shm/a.c", "shm/b.c"})
-    monkeypatch.setattr(tidy_recursion, "KNOWN_PYTHON", {})
-    for most, expected in ((3, 0), (2, 1)):
-        monkeypatch.setattr(tidy_recursion, "KNOWN_C", {files: (most, "so it is")})
-        told = list(tidy_recursion.recursions({"shm/a.c": FIRST, "shm/b.c": SECOND}))
-        assert len(told) == expected and all("3 functions" in one for one in told)
-    (told_gone,) = tidy_recursion.recursions({"shm/a.c": FIRST})
-    assert "is gone" in told_gone
-
-
-@pytest.mark.usefixtures("nothing_is_known")
 @pytest.mark.parametrize("late", [False, True], ids=["at import", "in a function"])
 def test_modules_that_import_each_other_are_told(late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.setattr(tidy_python, "TOP", tmp_path)

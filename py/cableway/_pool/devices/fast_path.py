@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from cableway import array as arrays
 from cableway import client
 from cableway._core import words
 from cableway._core.layouts import Layout
-from cableway._core.leases import EvictableLease, Lease, lease_again
+from cableway._core.leases import EvictableLease, Lease, lease_again, usable
 from cableway._core.library import ffi, lib
 from cableway._transport import external_arrays, table
 from cableway._transport.blocks import bytes_layout
@@ -91,7 +90,7 @@ def _describe(array: Array, how: Rebuild | None) -> Described | None:
     if lease is None or isinstance(lease, EvictableLease) or lease.gpu < 0:
         return None
     connection = client.current()
-    if lib.cw_array_client(arrays.usable(lease)) != connection.pointer:
+    if lib.cw_array_client(usable(lease)) != connection.pointer:
         return None  # of another broker than the workers'
     layout = array._layout_now()
     flags = (

@@ -26,11 +26,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/load/folder.h"
 #include "ipc/load/safetensors.h"
 #include "shm/base/error.h"
+
+#define TICK_NS      20000000 /* two of the slowest clock's */
+#define SETTLE_TRIES 50u
 
 static int no_memory(const char *path) {
     return cw_fail(-EDQUOT, "no memory to open %.300s", path);
@@ -78,6 +82,28 @@ static int read_header(struct cw_checkpoint_file *file) {
     return code;
 }
 
+/*
+ * The file as it is, once a write from now on will show in its time: that is the kernel's tick, and
+ * two writes within one have the same. Who goes on writing is refused after a second.
+ */
+static int look_at(struct cw_checkpoint_file *file) {
+    const struct timespec pause = {.tv_nsec = TICK_NS};
+    for (unsigned tries = 0; tries < SETTLE_TRIES; tries++) {
+        struct timespec now;
+        if (tries)
+            nanosleep(&pause, NULL);
+        if (fstat(file->fd, &file->status))
+            return cw_fail(-errno, "looking at %.300s failed: %m", file->path);
+        clock_gettime(CLOCK_REALTIME_COARSE, &now);
+        const struct timespec *then = &file->status.st_mtim;
+        int64_t age_ns =
+            (int64_t)(now.tv_sec - then->tv_sec) * 1000000000 + now.tv_nsec - then->tv_nsec;
+        if (llabs((long long)(now.tv_sec - then->tv_sec)) > 1 || llabs(age_ns) > TICK_NS)
+            return 0;
+    }
+    return cw_fail(-EPROTO, "%.300s is being written to: load it when it is complete", file->path);
+}
+
 /* O_NONBLOCK: else a pipe would be waited for. */
 static int open_file(const char *path, struct cw_checkpoint_file *file) {
     *file =
@@ -88,11 +114,10 @@ static int open_file(const char *path, struct cw_checkpoint_file *file) {
     file->path = realpath(path, NULL);
     if (!file->path)
         return cw_fail(-errno, "finding %.300s failed: %m", path);
-    if (fstat(file->fd, &file->status))
-        return cw_fail(-errno, "looking at %.300s failed: %m", path);
-    if (!S_ISREG(file->status.st_mode))
-        return cw_fail(-EINVAL, "%.300s is no file", path);
-    return read_header(file);
+    int code = look_at(file);
+    if (code == 0 && !S_ISREG(file->status.st_mode))
+        code = cw_fail(-EINVAL, "%.300s is no file", path);
+    return code ? code : read_header(file);
 }
 
 static void close_file(struct cw_checkpoint_file *file) {

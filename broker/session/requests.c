@@ -18,10 +18,10 @@
 #include "broker/names/routes.h"
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
-#include "broker/names/claims.h"
 #include "broker/names/names.h"
 #include "broker/names/versions.h"
 #include "broker/roles/remote.h"
+#include "broker/session/claim_requests.h"
 #include "broker/session/request_form.h"
 #include "broker/memory/room.h"
 #include "broker/session/session.h"
@@ -80,20 +80,6 @@ static int serve_wait_after(struct cwd_broker *b, struct cwd_session *s, struct 
     return later(result, cwd_wait_begin(b, s, &r->head, wait->after,
                                         (const char *)r->body.bytes + sizeof *wait,
                                         wait->key.key_bytes)); /* waits.c answers */
-}
-
-static int serve_claim(struct cwd_broker *b, struct cwd_session *s, struct request *r,
-                       struct result *result) {
-    bool granted = false;
-    int code = cwd_claim_begin(b, s, &r->head, r->body.bytes, r->body_bytes, &granted);
-    result->none = code == 0 && !granted; /* waits.c answers */
-    return code;
-}
-
-static int serve_release(struct cwd_broker *b, struct cwd_session *s, struct request *r,
-                         struct result *result) {
-    result->none = true;
-    return cwd_claim_release(b, s, r->body.bytes, r->body_bytes);
 }
 
 static int serve_group(struct cwd_broker *b, struct cwd_session *s, struct request *r,
@@ -379,8 +365,8 @@ static const struct operation {
                             QUESTION},
     [CW_OP_WAIT_AFTER] = {serve_wait_after, sizeof(struct cw_wait_after), CW_MESSAGE_MAX, 1,
                           QUESTION},
-    [CW_OP_CLAIM] = {serve_claim, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, QUESTION},
-    [CW_OP_RELEASE] = {serve_release, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_CLAIM] = {cwd_serve_claim, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, QUESTION},
+    [CW_OP_RELEASE] = {cwd_serve_release, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},
 #undef EXACT

@@ -229,4 +229,5 @@ class Slice:
             first, count, at = range(shape[0])[int(wanted[0])], 1, 0
         layout = Layout((count, *shape[1:]), self._of.layout.dtype)
         row = self._of.nbytes // shape[0] if shape[0] else 0
-        return self._file._read(self._of, layout, first * row)[(at, *wanted[1:])]
+        part = (at, *wanted[1:])
+        return self._file._read(self._of, layout, first * row)[part]

@@ -167,4 +167,3 @@ class Checkpoint:
                 found[name] = arrays.make(lease, tensor.layout, begin)
         self.read(wanted)
         return found
-

@@ -87,7 +87,9 @@ def broken_index(folder: Path, what: str) -> None:
     elif what == "a tensor is missing":
         names["none"] = "s-0.safetensors"
     elif what == "another file":
-        names["bias"] = "s-1.safetensors" if names["bias"] == "s-0.safetensors" else "s-0.safetensors"
+        names["bias"] = (
+            "s-1.safetensors" if names["bias"] == "s-0.safetensors" else "s-0.safetensors"
+        )
     elif what == "out of the folder":
         names["bias"] = "../s-0.safetensors"
     elif what == "no names":
@@ -181,7 +183,9 @@ def test_a_name_means_the_files_it_came_from(file: Path, tmp_path: Path) -> None
     assert cw.load("m", link).version == first.version
     other = tmp_path / "fine-tuned.safetensors"  # with an equal header
     save_file({**weights(), "weight": -weights()["weight"]}, other)
-    with pytest.raises(cw.NameTaken, match=r"m\.safetensors .* not .*fine-tuned\.safetensors .*: load it"):
+    with pytest.raises(
+        cw.NameTaken, match=r"m\.safetensors .* not .*fine-tuned\.safetensors .*: load it"
+    ):
         cw.load("m", other)
     os.utime(file, ns=(1, 1))  # somebody wrote there
     with pytest.raises(cw.NameTaken):
@@ -217,7 +221,9 @@ def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:
     other["bias"] = other["bias"].astype("f8")
     del other["empty"]
     save_file({**other, "new": np.ones(2)}, tmp_path / "o.safetensors")
-    told = json.loads(run("verify", "--json", "m", str(tmp_path / "o.safetensors"), expect=FAILED).stdout)
+    told = json.loads(
+        run("verify", "--json", "m", str(tmp_path / "o.safetensors"), expect=FAILED).stdout
+    )
     assert not told["equal"]
     assert {one["path"]: one["what"].split()[1:3] for one in told["differs"]} == {
         "weight": ["other", "values"], "bias": ["another", "dtype"], "new": ["in", "the"], "empty": ["in", "the"],
@@ -226,4 +232,7 @@ def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:
     assert run("load", "m", str(tmp_path / "o.safetensors"), expect=6).stderr
     run("load", "--replace", "m", str(tmp_path / "o.safetensors"))
     run("verify", "none", expect=4)
-    assert "none.safetensors" in run("verify", "m", str(tmp_path / "none.safetensors"), expect=FAILED).stderr
+    assert (
+        "none.safetensors"
+        in run("verify", "m", str(tmp_path / "none.safetensors"), expect=FAILED).stderr
+    )

@@ -99,7 +99,9 @@ def test_a_killed_loader_leaves_nothing_and_others_take_over(file: Path) -> None
     print(f"CABLEWAY_TEST_SEED={seed}")
     wanted = cw.load("wanted", file).content_hash
     cw.remove("wanted")
-    before = int(run_json("status")["gauges"]["bytes"])  # this process keeps some for its next arrays
+    before = int(
+        run_json("status")["gauges"]["bytes"]
+    )  # this process keeps some for its next arrays
     whole = 0
     for _ in range(KILLS):
         victim, heir = begin(file), begin(file)

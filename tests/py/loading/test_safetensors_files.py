@@ -29,7 +29,9 @@ def file(tmp_path: Path) -> Path:
 
 
 def same(one: Any, other: Any) -> bool:
-    return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+    return bool(
+        one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    )
 
 
 def test_load_file_gives_what_the_reference_gives(file: Path, tmp_path: Path) -> None:
@@ -80,7 +82,9 @@ def test_safe_open_is_the_reference_s(file: Path) -> None:
 )  # fmt: skip
 def test_slices_are_numpy_s(file: Path, index: Any) -> None:
     with ours.safe_open(file, "np") as opened:
-        assert same(np.asarray(opened.get_slice("weight")[index]), np.asarray(weights()["weight"][index]))
+        assert same(
+            np.asarray(opened.get_slice("weight")[index]), np.asarray(weights()["weight"][index])
+        )
 
 
 def test_slices_beyond_the_end_and_backwards(file: Path) -> None:
@@ -120,9 +124,35 @@ def test_tensors_of_pytorch(file: Path) -> None:
 # ---- headers of all kinds
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-SIZES = st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 12, 16, -1, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, 1.0, "1", None, True])
+SIZES = st.sampled_from(
+    [
+        0,
+        1,
+        2,
+        3,
+        4,
+        7,
+        8,
+        9,
+        12,
+        16,
+        -1,
+        1 << 31,
+        (1 << 63) - 1,
+        1 << 63,
+        (1 << 64) - 1,
+        1 << 64,
+        1.0,
+        "1",
+        None,
+        True,
+    ]
+)
 VALUES = st.recursive(
-    SIZES | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    SIZES | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
 )
 TENSORS = st.fixed_dictionaries(
     {
@@ -152,24 +182,33 @@ def right(draw: Any) -> dict[str, Any]:
 
 def files() -> st.SearchStrategy[bytes]:
     """Files with any header, with one that is right, and those with some bytes changed."""
-    odd = st.dictionaries(NAMES, TENSORS | VALUES, max_size=3).map(lambda told: json.dumps(told).encode())
+    odd = st.dictionaries(NAMES, TENSORS | VALUES, max_size=3).map(
+        lambda told: json.dumps(told).encode()
+    )
     good = right().map(lambda told: json.dumps(told).encode())
 
     def bent(text: bytes, at: int, byte: int, take: int) -> bytes:
         at %= len(text) + 1
         return text[:at] + bytes([byte]) * (take != 1) + text[at + take :]
 
-    changed = st.builds(bent, odd | good, st.integers(0, 999), st.integers(0, 255), st.integers(0, 2))
+    changed = st.builds(
+        bent, odd | good, st.integers(0, 999), st.integers(0, 255), st.integers(0, 2)
+    )
 
     def whole(text: bytes, data: int, more: int) -> bytes:
         return struct.pack("<Q", len(text) + more) + text + bytes(data)
 
     def fitting(text: bytes) -> bytes:
         told = json.loads(text)
-        return written(text, bytes(max((one["data_offsets"][1] for one in told.values()), default=0)))
+        return written(
+            text, bytes(max((one["data_offsets"][1] for one in told.values()), default=0))
+        )
 
     return good.map(fitting) | st.builds(
-        whole, odd | good | changed | st.binary(max_size=40), st.integers(0, 40), st.sampled_from([0, 0, 0, 1, -1 % (1 << 32), 100_000_000])
+        whole,
+        odd | good | changed | st.binary(max_size=40),
+        st.integers(0, 40),
+        st.sampled_from([0, 0, 0, 1, -1 % (1 << 32), 100_000_000]),
     )
 
 
@@ -189,7 +228,9 @@ STRICTER = ("twice", "other fields", "which cableway lacks", "zero byte", "does 
 
 
 @given(data=files())
-def test_what_we_read_the_reference_reads_alike(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_we_read_the_reference_reads_alike(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     path.write_bytes(data)
     wanted = by_reference(path)
@@ -208,7 +249,9 @@ def test_what_we_read_the_reference_reads_alike(data: bytes, tmp_path_factory: p
 
 
 @given(header=right())
-def test_what_is_right_is_read(header: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_what_is_right_is_read(
+    header: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = tmp_path_factory.getbasetemp() / "right.safetensors"
     end = max((one["data_offsets"][1] for one in header.values()), default=0)
     path.write_bytes(written(header, bytes(end)))

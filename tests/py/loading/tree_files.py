@@ -58,6 +58,9 @@ def sharded(folder: Path, values: Mapping[str, Any], shards: int) -> Path:
     for shard in sorted(set(where.values())):
         save_file({name: values[name] for name in names if where[name] == shard}, folder / shard)
     index = folder / "m.safetensors.index.json"
-    told = {"metadata": {"total_size": 1, "more": [{"deep": None}, 1.5e3, True]}, "weight_map": where}
+    told = {
+        "metadata": {"total_size": 1, "more": [{"deep": None}, 1.5e3, True]},
+        "weight_map": where,
+    }
     index.write_text(json.dumps(told))
     return index

@@ -39,10 +39,10 @@ static int claim_make(struct cwd_broker *b, struct cwd_session *session, uint64_
     return 0;
 }
 
-static void claim_end(struct cwd_broker *b, struct cwd_claim *claim) {
+static void claim_end(struct cwd_broker *b, struct cwd_session *session, struct cwd_claim *claim) {
     HASH_DEL(b->claims, claim);
-    DL_DELETE(claim->session->claims, claim);
-    claim->session->claim_count--;
+    DL_DELETE(session->claims, claim);
+    session->claim_count--;
     claim->session = NULL;
     claim->next = b->claims_over;
     b->claims_over = claim;
@@ -91,13 +91,13 @@ int cwd_claim_release(struct cwd_broker *b, struct cwd_session *session, const v
         return -EBADMSG;
     HASH_FIND(hh, b->claims, key, head.key.key_bytes, claim);
     if (claim && claim->session == session && claim->token == head.token)
-        claim_end(b, claim);
+        claim_end(b, session, claim);
     return 0;
 }
 
 void cwd_claims_end(struct cwd_broker *b, struct cwd_session *session) {
     while (session->claims)
-        claim_end(b, session->claims);
+        claim_end(b, session, session->claims);
 }
 
 void cwd_claims_settle(struct cwd_broker *b) {

@@ -61,6 +61,7 @@ static void leave_group(struct cwd_broker *b, struct cwd_wait *wait) {
     wait->group = NULL;
     b->waiting--;
     if (!group->waits) {
+        CW_ASSERT(b->waits && group->hh.tbl); /* it is in there */
         HASH_DEL(b->waits, group);
         free(group);
     }
@@ -114,24 +115,24 @@ void cwd_wait_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t
     }
 }
 
-void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes, uint64_t version) {
+/* Those of a key's waits that wait for a version below that one, or (claims) whose op is CLAIM. */
+static void answer_group(struct cwd_broker *b, const char *key, size_t key_bytes, bool claims,
+                         uint64_t version) {
     struct cwd_wait_group *group = b->waits ? group_find(b, key, key_bytes) : NULL;
     struct cwd_wait *wait = group ? group->waits : NULL, *next;
     for (; wait; wait = next) {
         next = wait->next; /* NULL behind the last one, with whose answer the group goes */
-        if (wait->after < version)
+        if (claims ? wait->op == CW_OP_CLAIM : wait->after < version)
             answer(b, wait, 0);
     }
 }
 
+void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes, uint64_t version) {
+    answer_group(b, key, key_bytes, false, version);
+}
+
 void cwd_waits_look_again(struct cwd_broker *b, const char *key, size_t key_bytes) {
-    struct cwd_wait_group *group = b->waits ? group_find(b, key, key_bytes) : NULL;
-    struct cwd_wait *wait = group ? group->waits : NULL, *next;
-    for (; wait; wait = next) {
-        next = wait->next; /* as above */
-        if (wait->op == CW_OP_CLAIM)
-            answer(b, wait, 0);
-    }
+    answer_group(b, key, key_bytes, true, 0);
 }
 
 static void wait_free(struct cwd_wait *wait) {

@@ -154,12 +154,12 @@ static int by_name(const void *a, const void *b) {
 
 /* No name in two files; and each that the index has is there. */
 static int check_names(const struct cw_checkpoint *c, const struct cw_folder *folder) {
-    const cw_tensor **sorted = malloc((c->tensor_count + 1) * sizeof *sorted);
+    const cw_tensor **sorted = malloc((c->tensor_count + 1) * sizeof(void *));
     int code = sorted ? 0 : no_memory(c->path);
     for (uint32_t i = 0; i < c->tensor_count && code == 0; i++)
         sorted[i] = &c->tensors[i];
     if (code == 0 && c->tensor_count)
-        qsort(sorted, c->tensor_count, sizeof *sorted, by_name);
+        qsort(sorted, c->tensor_count, sizeof(void *), by_name);
     for (uint32_t i = 1; i < c->tensor_count && code == 0; i++)
         if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
             code =

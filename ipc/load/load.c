@@ -170,7 +170,7 @@ static uint64_t aligned(uint64_t bytes) {
 static int add_part(cw_load *load, uint64_t size_bytes) {
     int64_t size = (int64_t)size_bytes;
     const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
-    cw_array **parts = realloc(load->parts, (load->part_count + 1) * sizeof *parts);
+    cw_array **parts = realloc(load->parts, (load->part_count + 1) * sizeof(void *));
     if (!parts)
         return cw_fail(-EDQUOT, "no memory to load %.300s", load->checkpoint->path);
     load->parts = parts;

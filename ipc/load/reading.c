@@ -431,7 +431,7 @@ int cw_reading_wait(cw_reading *r, int64_t timeout_ns) {
     int64_t end_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     struct pollfd over = {.fd = r->over, .events = POLLIN};
     for (;;) {
-        int64_t left = end_ns == INT64_MAX ? CW_FAR_S * 1000000000ll : end_ns - cw_now_ns();
+        int64_t left = end_ns == INT64_MAX ? CW_FAR_S * 1000000000LL : end_ns - cw_now_ns();
         struct timespec limit = {.tv_sec = left > 0 ? left / 1000000000 : 0,
                                  .tv_nsec = left > 0 ? left % 1000000000 : 0};
         int count = ppoll(&over, 1, &limit, NULL);

@@ -99,9 +99,9 @@ static void check_whole(cw_client *client, const cw_tree *tree) {
     cw_tree_look_at(tree, &info);
     assert_int_equal(info.leaves, TENSORS);
     for (uint32_t i = 0; i < info.leaves; i++) {
-        cw_leaf leaf;
-        cw_array *part;
-        uint64_t hash;
+        cw_leaf leaf = {.path = NULL};
+        cw_array *part = NULL;
+        uint64_t hash = 0;
         assert_int_equal(cw_tree_leaf(tree, i, &leaf), 0);
         assert_int_equal(cw_tree_part(tree, client, leaf.part, &part), 0);
         assert_int_equal(cw_array_hash(part, leaf.offset_bytes, leaf.size_bytes, &hash), 0);

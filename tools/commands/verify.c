@@ -54,7 +54,7 @@ static int hash_leaf(struct verification *v, const cw_leaf *leaf, cw_array **par
 }
 
 static int hash_leaves(struct verification *v) {
-    cw_array **parts = calloc(v->info.parts + 1, sizeof *parts);
+    cw_array **parts = calloc(v->info.parts + 1, sizeof(void *));
     int code = 0;
     CW_ASSERT(parts);
     for (uint32_t i = 0; i < v->info.leaves && code == 0; i++) {
@@ -113,8 +113,10 @@ static int compare(struct verification *v, const cw_checkpoint *checkpoint, cons
     }
     for (uint32_t i = 0; i < v->info.leaves && code == 0; i++) {
         cw_leaf leaf;
-        code = in_files[i] ? 0 : cw_tree_leaf(v->tree, i, &leaf);
-        if (code == 0 && !in_files[i])
+        if (in_files[i])
+            continue;
+        code = cw_tree_leaf(v->tree, i, &leaf);
+        if (code == 0)
             differs(v, leaf.path, "is in the tree, and not in the files");
     }
     free(in_files);

@@ -54,8 +54,8 @@ static int add_path(struct cw_folder *f, const char *folder, const char *name) {
         f->paths = paths;
         f->room = room;
     }
-    char *path = NULL;
-    if (*folder ? asprintf(&path, "%s/%s", folder, name) < 0 : !(path = strdup(name)))
+    char *path;
+    if (asprintf(&path, "%s%s%s", folder, *folder ? "/" : "", name) < 0)
         return no_memory(folder);
     f->paths[f->count++] = path;
     return 0;

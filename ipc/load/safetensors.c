@@ -170,7 +170,8 @@ static int halve(const struct reading *r, const struct entry *entry, int64_t *sh
 }
 
 static int check_size(const struct reading *r, const struct entry *entry) {
-    int64_t *shape = r->file->axes + entry->axes_at, size = entry->row->size_bytes;
+    int64_t *axes = r->file->axes, size = entry->row->size_bytes; /* no axes yet: NULL */
+    int64_t *shape = axes ? axes + entry->axes_at : NULL;
     bool empty = false;
     int code = halve(r, entry, shape);
     if (code)

@@ -26,6 +26,7 @@
 #include "broker/core/log.h"
 #include "broker/core/loop.h"
 #include "broker/core/monitor.h"
+#include "broker/names/claims.h"
 #include "broker/names/names.h"
 #include "broker/names/versions.h"
 #include "broker/core/rendezvous.h"
@@ -139,6 +140,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_versions_deinit(b);
         cwd_inherited_deinit(b);
         cwd_sessions_deinit(b);
+        cwd_claims_deinit(b);
         cwd_fences_deinit(b);
         cwd_slabs_deinit(b);
         cwd_reclaim_deinit(b);

@@ -505,6 +505,109 @@ int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, c
 int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,
                   uint64_t *hash);
 
+/* ---- weights in .safetensors files ---- */
+
+/*
+ * The header of a .safetensors file, checked whole by the rules of the format: at most
+ * CW_SAFETENSORS_HEADER_MAX bytes of JSON; no name twice; shapes, dtypes and offsets that agree;
+ * data without holes and overlaps, which end with the file.
+ */
+typedef struct cw_safetensors cw_safetensors;
+#define CW_SAFETENSORS_HEADER_MAX 100000000u
+
+typedef struct cw_tensor {
+    const char *name;      /* terminated */
+    cw_layout layout;      /* C order, strides NULL; of two numbers in a byte as words have it */
+    uint64_t offset_bytes; /* of its data: behind the header; of a checkpoint, in its file */
+    uint64_t size_bytes;
+    uint32_t file; /* of a checkpoint */
+    uint32_t reserved0;
+    uint64_t reserved[2];
+} cw_tensor;
+
+/*
+ * Reads a header: the JSON, behind the eight bytes with its length. data_bytes: how many follow it
+ * in the file, UINT64_MAX where that is not known. path is for sentences. The caller owns *out.
+ * -EPROTO: damaged, or no such file; -ENOTSUP: a dtype or a shape that we lack; -EDQUOT. Pure.
+ */
+int cw_safetensors_parse(const char *path, const void *header, uint64_t header_bytes,
+                         uint64_t data_bytes, cw_safetensors **out);
+/* NULL is allowed. */
+void cw_safetensors_free(cw_safetensors *file);
+/* How many tensors it has, in the order of their data, and one of them; what it points to is
+ * borrowed. -EINVAL beyond the last. */
+uint32_t cw_safetensors_count(const cw_safetensors *file);
+int cw_safetensors_tensor(const cw_safetensors *file, uint32_t number, cw_tensor *out);
+/* A pair of the file's __metadata__; -ENOENT without a sentence beyond the last. Borrowed. */
+int cw_safetensors_note(const cw_safetensors *file, uint32_t number, const char **key,
+                        const char **value);
+
+/*
+ * A checkpoint: the files of a model, open, their headers checked. A path names a .safetensors
+ * file; a folder of such; or the index of one (model.safetensors.index.json), which a folder that
+ * has one means, too. It does not change, so any thread may use it. -ENOENT, -EPROTO (a file is
+ * damaged, cut off, or no such file; the index and the files disagree), -ENOTSUP, -EINVAL, -EDQUOT,
+ * and what the system says of a file (-EACCES, -EIO). The caller owns *out.
+ */
+typedef struct cw_checkpoint cw_checkpoint;
+int cw_checkpoint_open(const char *path, cw_checkpoint **out);
+/* After what reads it has ended. NULL is allowed. */
+void cw_checkpoint_close(cw_checkpoint *checkpoint);
+/* As of a header, of all files together; the metadata are those of the first file. */
+uint32_t cw_checkpoint_count(const cw_checkpoint *checkpoint);
+int cw_checkpoint_tensor(const cw_checkpoint *checkpoint, uint32_t number, cw_tensor *out);
+int cw_checkpoint_note(const cw_checkpoint *checkpoint, uint32_t number, const char **key,
+                       const char **value);
+/* Which files these are: a JSON list with path, device, inode, size, mtime_ns and the hash of the
+ * header of each. The same text means the same files. Borrowed. */
+const char *cw_checkpoint_identity(const cw_checkpoint *checkpoint);
+
+typedef struct cw_read {
+    uint32_t tensor; /* of the checkpoint */
+    uint32_t reserved0;
+    cw_array *array;       /* into which; NULL: it is only hashed */
+    uint64_t offset_bytes; /* there, from the array's lowest byte */
+    uint64_t skip_bytes;   /* of the tensor, which are left out */
+    uint64_t size_bytes;   /* behind these */
+    uint64_t hash;         /* set: the XXH3 of what was read */
+    uint64_t reserved[2];
+} cw_read;
+/*
+ * Reads tensors, all into host memory, all to one GPU or all to nowhere, by threads of its own;
+ * what lies one behind the other in a file is best given so. checkpoint, reads and arrays stay
+ * until cw_reading_end(), and nobody else uses the arrays meanwhile. -EINVAL, -ENODEV, -EDQUOT.
+ */
+typedef struct cw_reading cw_reading;
+int cw_reading_begin(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t count,
+                     cw_reading **out);
+/* Waits until all is read: 0, and the files are what they were when they were opened. -EPROTO: one
+ * was written to or cut off meanwhile; -EIO and what else read() says. -EINTR, -ETIMEDOUT: it goes
+ * on, and may be waited for again. Blocks. */
+int cw_reading_wait(cw_reading *reading, int64_t timeout_ns);
+/* Ends it, done or not: afterwards nothing is written any more. Waits for what is under way, a
+ * piece of 8 MiB a thread. NULL is allowed. */
+void cw_reading_end(cw_reading *reading);
+
+/*
+ * A checkpoint as a tree under a name, on device ("cpu", "cuda:N"; NULL: wherever it is already,
+ * else "cpu"). Of all processes that ask for it at once one reads the files, and all get the same
+ * tree; if that one dies or fails, another takes over. Its metadata are a JSON object: "source" is
+ * {"path": as it was asked for, "files": cw_checkpoint_identity()}, "metadata" what the first file
+ * says. flags: CW_KEEP; CW_REPLACE: a tree of other files is replaced by a new version.
+ * The caller owns *out: cw_load_end(). As cw_checkpoint_open() and cw_tree_put().
+ */
+typedef struct cw_load cw_load;
+int cw_load_begin(cw_client *client, const char *name, const char *path, const char *device,
+                  uint32_t flags, cw_load **out);
+/*
+ * Loads it, or waits for who does. 0: the caller owns *out. *loaded, which may be NULL: 1 if it was
+ * read here. -EEXIST: the name means something else, which the sentence tells, and what to do.
+ * -EINTR, -ETIMEDOUT: it goes on, and may be waited for again. Blocks. One thread.
+ */
+int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded);
+/* Ends it, done or not; somebody else may load then. NULL is allowed. */
+void cw_load_end(cw_load *load);
+
 /* ---- devices ---- */
 
 /* Names of the devices that arrays can lie on, each terminated, one behind the other: "cpu", and a

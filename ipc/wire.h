@@ -69,9 +69,9 @@ enum cw_op {
                                 broken: they are poisoned as if it were dead */
     CW_OP_PUT = 32,
     CW_OP_REMOVE,
-    CW_OP_WAIT,          /* replies when the name is there (at once, or later) */
-    CW_OP_CANCEL,        /* ends a WAIT, COPY or MOVER_NEXT: that replies -ECANCELED unless already
-                            answered, or begun by the mover; no reply itself */
+    CW_OP_WAIT,   /* replies when the name is there (at once, or later) */
+    CW_OP_CANCEL, /* ends a WAIT, CLAIM, COPY or MOVER_NEXT: that replies -ECANCELED unless already
+                     answered, or begun by the mover; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
     CW_OP_TRANSIT_END,   /* no reply */
     CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,
@@ -109,6 +109,10 @@ enum cw_op {
                           version that it is now */
     CW_OP_FIND_VERSION, /* reply: where a version lies that was put as a tree, or -ENOENT */
     CW_OP_WAIT_AFTER,   /* WAIT until the name means a later version */
+    CW_OP_CLAIM,        /* to be the one who loads what the name is to mean: replies 0 at once, or
+                           -EAGAIN when somebody else's claim is over, or the name means a later
+                           version: look again */
+    CW_OP_RELEASE,      /* no reply: a claim of the caller's is over */
 };
 
 struct cw_message {
@@ -202,6 +206,11 @@ struct cw_key { /* REMOVE, WAIT; then key_bytes of key */
 };
 struct cw_wait_after { /* WAIT_AFTER; then key_bytes of key */
     uint64_t after;    /* cw_entry.id: answered when the name means one that is higher */
+    struct cw_key key;
+};
+struct cw_claim {   /* CLAIM, RELEASE; then key_bytes of key */
+    uint64_t token; /* the caller's number for it; RELEASE of the same ends it */
+    uint64_t after; /* cw_entry.id: nothing is to be loaded if the name means one that is higher */
     struct cw_key key;
 };
 struct cw_cancel {
@@ -355,9 +364,9 @@ _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) 
                    sizeof(struct cw_remote_end) == 16 && sizeof(struct cw_changes) == 16 &&
                    sizeof(struct cw_replica) == 48 && sizeof(struct cw_fast_path_answer) == 48,
                "layout");
-_Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_group) == 24 &&
-                   sizeof(struct cw_put_tree) == 48 && sizeof(struct cw_find_version) == 16 &&
-                   sizeof(struct cw_version) == 40 &&
+_Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_claim) == 24 &&
+                   sizeof(struct cw_group) == 24 && sizeof(struct cw_put_tree) == 48 &&
+                   sizeof(struct cw_find_version) == 16 && sizeof(struct cw_version) == 40 &&
                    sizeof(struct cw_message) + sizeof(struct cw_group) +
                            CW_GROUP_ASKED * sizeof(struct cw_block_name) <=
                        CW_MESSAGE_MAX,

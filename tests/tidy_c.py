@@ -16,6 +16,9 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "shm/tasks": ("shm/base",),
     "ipc": (*SHM, "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order", "ipc/array"),
     "ipc/tree": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array"),
+    "ipc/load": (
+        *SHM, "ipc", "ipc/base", "ipc/memory", "ipc/request", "ipc/cuda", "ipc/array", "ipc/tree",
+    ),
     "ipc/base": ("shm/base", "shm/blocks", "shm/names", "ipc"),
     "ipc/request": (*SHM, "ipc", "ipc/base"),
     # A block's bytes come back when the streams that used them have passed.

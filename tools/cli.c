@@ -32,6 +32,7 @@ static const struct option_row option_rows[] = {
     {"keep", CLI_KEEP, NULL, "keep the name until it is removed"},
     {"no-replace", CLI_NO_REPLACE, NULL, "fail if the name is taken"},
     {"device", CLI_DEVICE, "DEVICE", "where it shall lie: cpu or cuda:N"},
+    {"replace", CLI_REPLACE, NULL, "replace what the name means"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
@@ -150,6 +151,19 @@ void cli_note(const char *format, ...) {
     va_start(arguments, format);
     print_message("", format, arguments);
     va_end(arguments);
+}
+
+void cli_note_lifetime(const struct cli *cli, const char *name) {
+    struct monitor monitor;
+    if ((cli->options & CLI_KEEP) || monitor_open(&monitor))
+        return;
+    uint64_t clients = monitor_word(&monitor.root->gauges[CW_GAUGE_clients]);
+    uint64_t linger = monitor_word(&monitor.root->limits[CW_LIMIT_names_linger_seconds]);
+    if (clients <= 1)
+        cli_note("note: no other client is connected; %s goes %llu s after the last client ends "
+                 "(--keep keeps it)",
+                 name, (unsigned long long)linger);
+    monitor_close(&monitor);
 }
 
 static int exit_code_of(int result) {

@@ -4,7 +4,7 @@
  *
  * Results: a subcommand returns an exit code (enum cli_exit), documented in --help and cableway(1).
  * What people asked for goes to stdout, everything else (errors, notes, questions) to stderr.
- * No subcommand but `put` and `doctor` (and `broker` itself) ever starts a broker.
+ * No subcommand but `put`, `load` and `doctor` (and `broker` itself) ever starts a broker.
  */
 #ifndef CW_TOOLS_CLI_H
 #define CW_TOOLS_CLI_H
@@ -37,6 +37,7 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_NO_REPLACE = 128,
                   CLI_RAW_ARGUMENTS = 256, /* all arguments belong to another program */
                   CLI_DEVICE = 512,
+                  CLI_REPLACE = 1024,
 };
 
 struct cli {                /* a parsed command line */
@@ -72,6 +73,8 @@ int cmd_cp(const struct cli *cli);
 int cmd_keygen(const struct cli *cli);
 int cmd_peers(const struct cli *cli);
 int cmd_doctor(const struct cli *cli);
+int cmd_load(const struct cli *cli);
+int cmd_verify(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with
@@ -84,6 +87,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
 int cli_error(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The same for a note that is no error. */
 void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* A name that nobody's client keeps alive is gone soon: says so. */
+void cli_note_lifetime(const struct cli *cli, const char *name);
 /* Prints cw_error() and returns the exit code that belongs to a result of cableway.h. */
 int cli_result(int result);
 /* Flushes stdout. A reader that went away (`| head`) is no error: it had enough. */

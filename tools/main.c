@@ -30,6 +30,17 @@ static const struct cli_command commands[] = {
      "long\n"
      "as the user has a client, and a minute more, unless --keep is given.\n",
      CLI_JSON | CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE, 2, 2, cmd_put},
+    {"load", "NAME PATH", "Put the weights of a model under a name: a .safetensors file or folder.",
+     "PATH may be the index of a folder, too. Of many processes that load the same at once one "
+     "reads\n"
+     "the files, and if they are loaded already nobody does. Starts a broker if none runs. A name "
+     "that\n"
+     "means other files is an error unless --replace is given.\n",
+     CLI_JSON | CLI_NAMESPACE | CLI_KEEP | CLI_DEVICE | CLI_REPLACE | CLI_TIMEOUT_OPTION, 2, 2,
+     cmd_load},
+    {"verify", "NAME [PATH]", "Is a tree still what was published, and what lies in these files?",
+     "Reads all of it. Says which tensors differ, and then exits with 1.\n",
+     CLI_JSON | CLI_NAMESPACE, 1, 2, cmd_verify},
     {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order. A FILE whose name ends "
      "in\n"

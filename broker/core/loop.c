@@ -22,6 +22,7 @@
 #include "broker/memory/inherited.h"
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
+#include "broker/names/claims.h"
 #include "broker/names/names.h"
 #include "broker/session/requests.h"
 #include "broker/session/session.h"
@@ -164,6 +165,7 @@ static bool serve_channels(struct cwd_broker *b) {
         if (cwd_requests_serve(b, session))
             worked = true;
     }
+    cwd_claims_settle(b);
     b->wake_again_ns = INT64_MAX;
     /* After all were served: a PUT of one may have answered the wait of another. */
     for (session = b->sessions; session; session = session->hh.next)
@@ -293,6 +295,8 @@ void cwd_loop_run(struct cwd_broker *b) {
         spin_next = spin_next || worked;
         due_ns = serve_time(b);
         cwd_sessions_settle(b);
+        if (b->claims_over) /* of who was dropped just now */
+            due_ns = b->now_ns;
         if (b->wake_again_ns < due_ns)
             due_ns = b->wake_again_ns;
         cwd_sessions_free_ended(b);

@@ -21,7 +21,7 @@ struct cwd_wait {
     struct cwd_session *session;
     uint64_t id;
     uint64_t after; /* the version that is not waited for any more */
-    uint16_t op;    /* WAIT or WAIT_AFTER */
+    uint16_t op;    /* WAIT, WAIT_AFTER or CLAIM */
     int status;
     struct cwd_wait_group *group;         /* NULL: answered */
     struct cwd_wait *prev, *next;         /* in the group, or in the session's answers */
@@ -61,6 +61,7 @@ static void leave_group(struct cwd_broker *b, struct cwd_wait *wait) {
     wait->group = NULL;
     b->waiting--;
     if (!group->waits) {
+        CW_ASSERT(b->waits && group->hh.tbl); /* it is in there */
         HASH_DEL(b->waits, group);
         free(group);
     }
@@ -114,14 +115,24 @@ void cwd_wait_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t
     }
 }
 
-void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes, uint64_t version) {
+/* Those of a key's waits that wait for a version below that one, or (claims) whose op is CLAIM. */
+static void answer_group(struct cwd_broker *b, const char *key, size_t key_bytes, bool claims,
+                         uint64_t version) {
     struct cwd_wait_group *group = b->waits ? group_find(b, key, key_bytes) : NULL;
     struct cwd_wait *wait = group ? group->waits : NULL, *next;
     for (; wait; wait = next) {
         next = wait->next; /* NULL behind the last one, with whose answer the group goes */
-        if (wait->after < version)
+        if (claims ? wait->op == CW_OP_CLAIM : wait->after < version)
             answer(b, wait, 0);
     }
+}
+
+void cwd_waits_answer(struct cwd_broker *b, const char *key, size_t key_bytes, uint64_t version) {
+    answer_group(b, key, key_bytes, false, version);
+}
+
+void cwd_waits_look_again(struct cwd_broker *b, const char *key, size_t key_bytes) {
+    answer_group(b, key, key_bytes, true, 0);
 }
 
 static void wait_free(struct cwd_wait *wait) {
@@ -132,7 +143,8 @@ static void wait_free(struct cwd_wait *wait) {
 }
 
 bool cwd_waits_flush(struct cwd_broker *b, struct cwd_session *session) {
-    static const char cancelled[] = "the wait for a name was cancelled";
+    static const char cancelled[] = "the wait for a name was cancelled",
+                      look_again[] = "the claim is over or the name was put: look again";
     bool worked = false;
     while (session->ready && session->state == CWD_OPEN && cwd_session_has_room(session)) {
         struct cwd_wait *wait = session->ready;
@@ -141,8 +153,11 @@ bool cwd_waits_flush(struct cwd_broker *b, struct cwd_session *session) {
         uint16_t op = wait->op;
         int status = wait->status;
         wait_free(wait); /* before the answer: the figures tell of it */
-        cwd_session_reply(b, session, op, id, status, status ? cancelled : NULL,
-                          status ? sizeof cancelled - 1 : 0);
+        if (op == CW_OP_CLAIM && status == 0)
+            cwd_session_reply(b, session, op, id, -EAGAIN, look_again, sizeof look_again - 1);
+        else
+            cwd_session_reply(b, session, op, id, status, status ? cancelled : NULL,
+                              status ? sizeof cancelled - 1 : 0);
         worked = true;
     }
     return worked;

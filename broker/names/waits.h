@@ -25,6 +25,8 @@ void cwd_wait_cancel(struct cwd_broker *broker, struct cwd_session *session, uin
 /* The name means that version now. */
 void cwd_waits_answer(struct cwd_broker *broker, const char *key, size_t key_bytes,
                       uint64_t version);
+/* The name's claim is over (claims.h): who waits for it looks again. */
+void cwd_waits_look_again(struct cwd_broker *broker, const char *key, size_t key_bytes);
 /* Writes answers that had no room; returns whether any was written. */
 bool cwd_waits_flush(struct cwd_broker *broker, struct cwd_session *session);
 /* The session reads no replies any more. */

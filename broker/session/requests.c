@@ -21,6 +21,7 @@
 #include "broker/names/names.h"
 #include "broker/names/versions.h"
 #include "broker/roles/remote.h"
+#include "broker/session/claim_requests.h"
 #include "broker/session/request_form.h"
 #include "broker/memory/room.h"
 #include "broker/session/session.h"
@@ -364,6 +365,8 @@ static const struct operation {
                             QUESTION},
     [CW_OP_WAIT_AFTER] = {serve_wait_after, sizeof(struct cw_wait_after), CW_MESSAGE_MAX, 1,
                           QUESTION},
+    [CW_OP_CLAIM] = {cwd_serve_claim, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, QUESTION},
+    [CW_OP_RELEASE] = {cwd_serve_release, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},
 #undef EXACT

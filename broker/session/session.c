@@ -25,6 +25,7 @@
 #include "broker/session/requests.h"
 #include "broker/session/socket.h"
 #include "broker/memory/transit.h"
+#include "broker/names/claims.h"
 #include "broker/names/waits.h"
 
 #define WAKE_AGAIN_NS 1000000 /* until a wake-up that had no memory is tried again */
@@ -206,6 +207,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
     } else {
         cwd_monitor_row_close(b, session);
         cwd_waits_cancel_all(b, session);
+        cwd_claims_end(b, session);
         cwd_jobs_forget(b, session);
         cwd_remote_forget(b, session);
         leases_end(b, session);
@@ -266,6 +268,7 @@ static void end_if_dead(struct cwd_broker *b, struct cwd_session *session) {
 void cwd_session_on_pidfd(struct cwd_broker *b, struct cwd_session *session) {
     session->pid_dead = true;
     cwd_fences_bury(b, session); /* its children may still have the socket, but nobody submits */
+    cwd_claims_end(b, session);
     cwd_loop_remove(b, session->pidfd); /* it would tell for ever */
     end_if_dead(b, session);
 }
@@ -291,6 +294,7 @@ void cwd_session_on_socket_end(struct cwd_broker *b, struct cwd_session *session
         if (session->state == CWD_OPEN) /* else a breach was in it, and it is dropped */
             session->state = CWD_DETACHED;
         cwd_waits_cancel_all(b, session);
+        cwd_claims_end(b, session);
     }
     end_if_dead(b, session);
 }
@@ -327,6 +331,7 @@ void cwd_sessions_settle(struct cwd_broker *b) {
         if (session->ended) /* it died in the same turn */
             continue;
         cwd_waits_cancel_all(b, session);
+        cwd_claims_end(b, session);
         if (session->sock < 0)
             continue;
         cwd_socket_last_word(session, -EPROTO, session->drop_reason);

@@ -27,6 +27,7 @@
 struct cwd_broker;
 struct cwd_transit;
 struct cwd_wait;
+struct cwd_claim;
 struct cwd_job;
 struct cwd_remote_job;
 
@@ -65,8 +66,10 @@ struct cwd_session {
     uint64_t last_transit;              /* the highest counter of its BEGINs */
     struct cwd_transit *ready_transits; /* memory for its next ones (transit.h) */
     uint32_t ready_count;
-    struct cwd_wait *own_waits;            /* all of its waits */
-    struct cwd_wait *ready;                /* of these, the answers that had no room yet */
+    struct cwd_wait *own_waits; /* all of its waits */
+    struct cwd_wait *ready;     /* of these, the answers that had no room yet */
+    struct cwd_claim *claims;   /* that it has (claims.h) */
+    uint32_t claim_count;
     struct cwd_job *answers;               /* to jobs, the same */
     struct cwd_remote_job *remote_answers; /* to what it wants of other nodes, the same */
 

@@ -38,6 +38,7 @@ struct publication {
     uint32_t part_count, room;
     uint32_t *slots; /* part + 1, by slab and block */
     uint32_t mask;
+    bool hashed; /* leaves that say CW_LEAF_HASHED have their hash */
 };
 
 /* ---- which parts there are ---- */
@@ -126,14 +127,17 @@ static int check_array(const cw_client *client, const cw_leaf *leaf, uint32_t nu
 static int place_leaf(struct publication *p, uint32_t number) {
     cw_leaf *leaf = &p->leaves[number];
     struct cw_shape shape;
-    if (leaf->kind >= CW_LEAF_KINDS || leaf->flags & ~(uint32_t)CW_LEAF_TRANSIENT)
+    uint32_t known = CW_LEAF_TRANSIENT | (p->hashed ? CW_LEAF_HASHED : 0u);
+    if (leaf->kind >= CW_LEAF_KINDS || leaf->flags & ~known)
         return cw_fail(-EINVAL, "leaf %u: kind %u and flags 0x%x are not known", number, leaf->kind,
                        leaf->flags);
     if (leaf->alias > number)
         return cw_fail(-EINVAL, "leaf %u is an alias of leaf %u, which does not stand before it",
                        number, leaf->alias - 1);
     int code = cw_layout_resolve(&leaf->layout, &shape);
-    leaf->hash = leaf->part = 0;
+    leaf->part = 0;
+    if (!(leaf->flags & CW_LEAF_HASHED))
+        leaf->hash = 0;
     leaf->size_bytes = shape.span_bytes;
     if (code || shape.span_bytes == 0)
         return code;
@@ -163,7 +167,7 @@ static int hash_leaves(struct publication *p, uint32_t flags) {
     int code = 0;
     for (uint32_t i = 0; i < p->leaf_count && code == 0; i++) {
         cw_leaf *leaf = &p->leaves[i];
-        if (!wants_hash(leaf, p, flags))
+        if (leaf->flags & CW_LEAF_HASHED || !wants_hash(leaf, p, flags))
             continue;
         leaf->flags |= CW_LEAF_HASHED;
         if (leaf->alias && leaf->alias <= i)
@@ -296,16 +300,16 @@ static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t co
     return 0;
 }
 
-int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
-                const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
-                cw_tree **out) {
+int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
+                       const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+                       bool hashed, cw_tree **out) {
     struct cw_name_key key;
     int code = check_arguments(client, leaves, count, meta, meta_bytes, flags);
     if (code == 0)
         code = cw_tree_key(client, name, &key);
     if (code)
         return code;
-    struct publication p = {.client = client, .leaf_count = count};
+    struct publication p = {.client = client, .leaf_count = count, .hashed = hashed};
     p.leaves = malloc((count + 1) * sizeof *p.leaves);
     if (p.leaves) {
         if (count)
@@ -319,4 +323,11 @@ int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint
     free(p.arrays);
     free(p.slots);
     return code;
+}
+
+int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
+                const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+                cw_tree **out) {
+    return cw_tree_put_hashed(client, name, leaves, count, meta, meta_bytes, flags, if_version,
+                              false, out);
 }

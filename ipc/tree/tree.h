@@ -24,5 +24,9 @@ int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key);
 int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
                       const struct cw_name_key *key, uint32_t flags, uint64_t if_version,
                       uint64_t *version);
+/* cw_tree_put(); hashed: a leaf that says CW_LEAF_HASHED has its hash, which is believed. */
+int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
+                       const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+                       bool hashed, cw_tree **out);
 
 #endif

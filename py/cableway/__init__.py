@@ -17,6 +17,7 @@ from cableway._core import imports as _imports  # noqa: F401 - first: a fork may
 # isort: split
 from cableway._array.copies import copy
 from cableway._cuda.stream_order import work
+from cableway._load.trees import load
 from cableway.array import Array
 from cableway.client import Connection, connect
 from cableway.constant import Constant, constant
@@ -84,6 +85,7 @@ __all__ = [
     "empty",
     "full",
     "get",
+    "load",
     "names",
     "put",
     "remove",

@@ -359,7 +359,8 @@ def make(cell: Any, name: str | None) -> Tree:
     return made
 
 
-def _cell() -> Any:
+def new_cell() -> Any:
+    """A place for a `cw_tree *`, which is closed when that goes."""
     return ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
 
 
@@ -376,7 +377,7 @@ def open_handle(handle: bytes, version: int, name: str | None, address: str) -> 
     connection = client.for_instance(carried.instance, address)
     if connection.instance != carried.instance:
         raise Stale("the tree behind this handle went with the broker that held it; put it again")
-    cell = _cell()
+    cell = new_cell()
     check_again(lib.cw_tree_open, connection.pointer, carried, version, cell)
     return make(cell, name)
 
@@ -385,7 +386,7 @@ def get(name: str, version: int | None = None) -> Tree:
     """The tree under a name; see `cableway.get`."""
     if version is not None and not 0 < index(version) < 1 << 64:
         raise ValueError(f"a version is a number above 0, not {version}")
-    cell = _cell()
+    cell = new_cell()
     pointer = client.current().pointer
     check_again(lib.cw_tree_get, pointer, name.encode(), version or 0, cell)
     return make(cell, name)
@@ -432,7 +433,7 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     try:
         return get(name, int(version[0]))
     except NameNotFound:  # somebody has put the next one meanwhile; this one was put all the same
-        handle, cell = ffi.new("cw_handle *"), _cell()
+        handle, cell = ffi.new("cw_handle *"), new_cell()
         check_again(lib.cw_tree_export, pointer, 0, handle)
         check_again(lib.cw_tree_open, connection.pointer, handle, int(version[0]), cell)
         return make(cell, name)

@@ -26,6 +26,10 @@ static void cwpy_client_end(cw_client **cell);
 static void cwpy_queue_end(cw_queue **cell);
 /* Closes the tree in a cell, if there is one. */
 static void cwpy_tree_end(cw_tree **cell);
+/* Closes the checkpoint, the reading or the load in a cell, if there is one. */
+static void cwpy_checkpoint_end(cw_checkpoint **cell);
+static void cwpy_reading_end(cw_reading **cell);
+static void cwpy_load_end(cw_load **cell);
 /* Takes an item's array out of it. */
 static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell);
 /* cw_array_pin(), and its end if it was. *cell: whether it was. */
@@ -69,6 +73,27 @@ static void cwpy_tree_end(cw_tree **cell) {
 
     *cell = NULL;
     cw_tree_close(tree);
+}
+
+static void cwpy_checkpoint_end(cw_checkpoint **cell) {
+    cw_checkpoint *checkpoint = *cell;
+
+    *cell = NULL;
+    cw_checkpoint_close(checkpoint);
+}
+
+static void cwpy_reading_end(cw_reading **cell) {
+    cw_reading *reading = *cell;
+
+    *cell = NULL;
+    cw_reading_end(reading);
+}
+
+static void cwpy_load_end(cw_load **cell) {
+    cw_load *load = *cell;
+
+    *cell = NULL;
+    cw_load_end(load);
 }
 
 static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell) {

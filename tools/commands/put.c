@@ -12,7 +12,6 @@
 
 #include "shm/base/error.h"
 #include "tools/cli.h"
-#include "tools/monitor.h"
 #include "tools/npy/npy.h"
 #include "tools/output.h"
 #include "tools/safetensors/safetensors.h"
@@ -63,20 +62,6 @@ static int read_data(int fd, const char *path, void *to, uint64_t nbytes) {
     return 0;
 }
 
-/* A name that nobody's client keeps alive is gone soon: say so. */
-static void note_lifetime(const struct cli *cli, const char *name) {
-    struct monitor monitor;
-    if ((cli->options & CLI_KEEP) || monitor_open(&monitor))
-        return;
-    uint64_t clients = monitor_word(&monitor.root->gauges[CW_GAUGE_clients]);
-    uint64_t linger = monitor_word(&monitor.root->limits[CW_LIMIT_names_linger_seconds]);
-    if (clients <= 1)
-        cli_note("note: no other client is connected; %s goes %llu s after the last client ends "
-                 "(--keep keeps it)",
-                 name, (unsigned long long)linger);
-    monitor_close(&monitor);
-}
-
 static void report(const struct cli *cli, const char *name, const struct npy *npy) {
     char size[OUTPUT_SHORT], *shape = output_shape(npy->ndim, npy->shape);
     char *safe = output_safe(name), *dtype = output_safe(npy->dtype);
@@ -119,7 +104,7 @@ static int put_file(const struct cli *cli, int fd, const struct npy *npy) {
     code = cli_result(result);
     if (code == CLI_OK) {
         report(cli, name, npy);
-        note_lifetime(cli, name);
+        cli_note_lifetime(cli, name);
     }
     cw_client_unref(client);
     return code;

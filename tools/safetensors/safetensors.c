@@ -1,6 +1,7 @@
 /*
  * Safetensors headers: see safetensors.h. Eight bytes with the length of a JSON object, which names
- * each array with its dtype, its shape and where its data begin and end behind the object.
+ * each array with its dtype, its shape and where its data begin and end behind the object. The
+ * library parses it (cw_safetensors_parse); here it is read and written.
  *
  * Two numbers of 4 bits are two elements to the format (F4), and one to us: of such an array the
  * last axis is twice as long in the file. Pure but for the reads of fd; nothing outlives a call.
@@ -16,7 +17,7 @@
 
 #include "shm/base/error.h"
 
-#define HEADER_MAX   (16u << 20) /* one array takes some hundred bytes; the rest is metadata */
+#define HEADER_MAX   CW_SAFETENSORS_HEADER_MAX
 #define LENGTH_BYTES 8u
 #define METADATA     "__metadata__"
 
@@ -43,17 +44,6 @@ static int read_exactly(int fd, void *to, size_t size_bytes, const char *path) {
     return 0;
 }
 
-/* ---- rows of the table ---- */
-
-static const cw_dtype_row *row_by_name(const char *name) {
-    uint32_t count;
-    const cw_dtype_row *rows = cw_dtype_table(&count);
-    for (uint32_t i = 0; i < count; i++)
-        if (*name && strcmp(rows[i].safetensors, name) == 0)
-            return &rows[i];
-    return NULL;
-}
-
 static const cw_dtype_row *row_by_dtype(const char *dtype) {
     uint32_t count;
     const cw_dtype_row *rows = cw_dtype_table(&count);
@@ -65,104 +55,38 @@ static const cw_dtype_row *row_by_dtype(const char *dtype) {
 
 /* ---- reading ---- */
 
-static int damaged(const char *path, const char *what) {
-    return cw_fail(-EPROTO, "%.200s is damaged: %s", path, what);
-}
-
-/* A number that is none below 0 and no boolean. */
-static bool whole(const json_t *json, uint64_t *out) {
-    if (!json_is_integer(json) || json_integer_value(json) < 0)
-        return false;
-    *out = (uint64_t)json_integer_value(json);
-    return true;
-}
-
-/* Shape, strides and bytes. */
-static int read_shape(const json_t *shape, const char *path, const cw_dtype_row *row,
-                      struct npy *out) {
-    if (!json_is_array(shape))
-        return damaged(path, "its shape is no list");
-    if (json_array_size(shape) > CW_NDIM_MAX)
-        return cw_fail(-ENOTSUP, "the array in %.200s has %zu axes, %d are possible", path,
-                       json_array_size(shape), CW_NDIM_MAX);
-    out->ndim = (uint32_t)json_array_size(shape);
-    for (uint32_t i = 0; i < out->ndim; i++) {
-        uint64_t extent;
-        if (!whole(json_array_get(shape, i), &extent))
-            return damaged(path, "a length in its shape is no number of elements");
-        out->shape[i] = (int64_t)extent;
-    }
-    if (row->dlpack_lanes > 1) {
-        if (!out->ndim || out->shape[out->ndim - 1] % row->dlpack_lanes)
-            return cw_fail(-ENOTSUP,
-                           "the last axis of the array in %.200s has an odd number of elements of "
-                           "4 bits: two of them are one byte here",
-                           path);
-        out->shape[out->ndim - 1] /= row->dlpack_lanes;
-    }
-    int64_t stride = row->size_bytes;
-    bool empty = false;
-    for (uint32_t i = out->ndim; i-- > 0;) {
-        out->strides[i] = stride;
-        empty |= out->shape[i] == 0;
-        if (__builtin_mul_overflow(stride, out->shape[i] ? out->shape[i] : 1, &stride))
-            return damaged(path, "it claims more bytes than 63 bits can count");
-    }
-    out->nbytes = empty ? 0 : (uint64_t)stride;
-    return 0;
-}
-
-static int read_array(const json_t *array, const char *path, struct npy *out) {
-    const char *name = json_string_value(json_object_get(array, "dtype"));
-    const json_t *offsets = json_object_get(array, "data_offsets");
-    uint64_t begin, end;
-    if (!name || json_object_size(array) != 3)
-        return damaged(path, "an array in it has not dtype, shape and data_offsets");
-    const cw_dtype_row *row = row_by_name(name);
-    if (!row)
-        return cw_fail(-ENOTSUP, "the array in %.200s has the dtype %.40s, which none is here",
-                       path, name);
-    int code = read_shape(json_object_get(array, "shape"), path, row, out);
+/* The one tensor, as an .npy file of it would be told. */
+static int describe(const cw_safetensors *file, const char *path, struct npy *out) {
+    cw_tensor tensor;
+    uint32_t count = cw_safetensors_count(file);
+    if (count != 1)
+        return cw_fail(-ENOTSUP,
+                       "%.200s holds %u arrays, and put takes one: `cableway load` makes a tree of "
+                       "them",
+                       path, count);
+    int code = cw_safetensors_tensor(file, 0, &tensor);
     if (code)
         return code;
-    if (json_array_size(offsets) != 2 || !whole(json_array_get(offsets, 0), &begin) ||
-        !whole(json_array_get(offsets, 1), &end) || begin != 0 || end != out->nbytes)
-        return damaged(path, "its data_offsets are not those of its dtype and shape");
-    strcpy(out->dtype, row->dtype);
-    out->itemsize = row->size_bytes;
+    int64_t stride = tensor.layout.itemsize;
+    out->ndim = tensor.layout.ndim;
+    out->itemsize = tensor.layout.itemsize;
+    out->nbytes = tensor.size_bytes;
+    strcpy(out->dtype, tensor.layout.dtype);
+    for (uint32_t i = out->ndim; i-- > 0;) {
+        out->shape[i] = tensor.layout.shape[i];
+        out->strides[i] = stride;
+        stride *= out->shape[i] ? out->shape[i] : 1; /* it was checked not to overflow */
+    }
     return 0;
 }
 
-static int read_object(json_t *header, const char *path, struct npy *out) {
-    const char *key, *inner;
-    json_t *value, *array = NULL, *text;
-    size_t count = 0;
-    json_object_foreach(header, key, value) {
-        if (!json_is_object(value))
-            return damaged(path, "an entry of its header is no object");
-        if (strcmp(key, METADATA)) {
-            array = value;
-            count++;
-            continue;
-        }
-        json_object_foreach(value, inner, text) {
-            if (!json_is_string(text))
-                return damaged(path, "its metadata are not texts");
-        }
-    }
-    if (count != 1)
-        return cw_fail(-ENOTSUP, "%.200s holds %zu arrays, and a name holds one", path, count);
-    return read_array(array, path, out);
-}
-
-/* The data must end with the file; of a pipe its end tells. */
-static int check_end(int fd, const char *path, uint64_t nbytes) {
+/* How many bytes are left of it; UINT64_MAX: it is a pipe, whose end tells. */
+static uint64_t bytes_left(int fd) {
     struct stat status;
     off_t at = lseek(fd, 0, SEEK_CUR);
     if (at < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode) || status.st_size < at)
-        return 0;
-    return (uint64_t)(status.st_size - at) > nbytes ? damaged(path, "it goes on behind its data")
-                                                    : 0;
+        return UINT64_MAX;
+    return (uint64_t)(status.st_size - at);
 }
 
 int safetensors_read_header(int fd, const char *path, struct npy *out) {
@@ -182,25 +106,18 @@ int safetensors_read_header(int fd, const char *path, struct npy *out) {
     if (!text)
         return cw_fail(-EDQUOT, "no memory for a header of %llu bytes",
                        (unsigned long long)size_bytes);
+    cw_safetensors *file = NULL;
     code = read_exactly(fd, text, size_bytes, path);
-    json_error_t error;
-    json_t *header = NULL;
-    if (code == 0 && *text != '{')
-        code = damaged(path, "its header does not begin with {");
-    if (code == 0 && !(header = json_loadb(text, size_bytes, JSON_REJECT_DUPLICATES, &error)))
-        code =
-            cw_fail(-EPROTO, "%.200s is damaged: its header is no JSON (%.100s)", path, error.text);
+    if (code == 0)
+        code = cw_safetensors_parse(path, text, size_bytes, bytes_left(fd), &file);
     free(text);
-    struct npy *found = calloc(1, sizeof *found);
-    CW_ASSERT(found);
+    if (code)
+        return code;
+    struct npy found = {.ndim = 0};
+    code = describe(file, path, &found);
+    cw_safetensors_free(file);
     if (code == 0)
-        code = read_object(header, path, found);
-    if (code == 0)
-        code = check_end(fd, path, found->nbytes);
-    json_decref(header);
-    if (code == 0)
-        *out = *found;
-    free(found);
+        *out = found;
     return code;
 }
 

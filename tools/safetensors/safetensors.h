@@ -3,7 +3,7 @@
  * refused: a name holds one.
  *
  * A file is input from outside: every field is checked by the format's own rules (one JSON object
- * without repeated keys, here of 16 MiB at most; the data as long as dtype and shape say, and
+ * without repeated keys, of 100 MB at most; the data as long as dtype and shape say, and
  * nothing behind it), and what breaks one is refused with a sentence that says which.
  */
 #ifndef CW_TOOLS_SAFETENSORS_SAFETENSORS_H

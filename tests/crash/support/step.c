@@ -142,6 +142,8 @@ static enum step_end run_to(pid_t pid, uint64_t address, long word) {
     if (ptrace(PTRACE_CONT, pid, NULL, NULL) != 0)
         return STEP_BROKEN;
     int status = wait_for(pid);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGTRAP)
+        return STEP_TRAPPED;
     if (broken(pid, status))
         return STEP_BROKEN;
     struct user_regs_struct registers;

@@ -14,10 +14,12 @@
 #include <sys/types.h>
 
 enum step_end {
-    STEP_KILLED, /* the child was killed after n instructions, the operation was not over */
-    STEP_OVER,   /* the operation ended within n instructions (the child is killed as well) */
-    STEP_BROKEN, /* the child failed by itself: its status is printed */
-    STEP_REFUSED /* tracing is not allowed here */
+    STEP_KILLED,  /* the child was killed after n instructions, the operation was not over */
+    STEP_OVER,    /* the operation ended within n instructions (the child is killed as well) */
+    STEP_TRAPPED, /* another thread of the child came to where it was to be stopped: the process was
+                     killed by that, in the midst, and is reaped */
+    STEP_BROKEN,  /* the child failed by itself: its status is printed */
+    STEP_REFUSED  /* tracing is not allowed here */
 };
 
 /* The child's marks. step_ready() asks to be traced; nothing is stepped before it. */

@@ -61,7 +61,7 @@ def npy(tmp_path: Path) -> Path:
 
 def test_help_tells_commands_and_exit_codes() -> None:
     text = run("--help").stdout
-    for name in ["broker", "status", "ls", "stat", "put", "get", "rm", "wait", "stop", "doctor"]:
+    for name in ["broker", "status", "ls", "stat", "put", "load", "verify", "get", "rm", "wait", "stop", "doctor"]:  # fmt: skip
         assert f"\n  {name} " in text
         if name != "broker":  # its arguments are the broker's own
             assert f"cableway {name}" in run(name, "--help").stdout

@@ -1,0 +1,1 @@
+"""Parts of cableway.load and cableway.safetensors."""

@@ -1,0 +1,238 @@
+"""`cableway.load`: what lies in the files is in the tree, each kind of damage is an error that leaves nothing behind, and a name means
+the files that it was loaded from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_support import FAILED, run, run_json
+from safetensors.numpy import save_file
+from tree_files import DTYPES, sharded, weights, written
+
+import cableway as cw
+from cableway._core import words
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "m.safetensors"
+    save_file(weights(), path, metadata={"format": "pt", 'quo"te': "ü\n"})
+    return path
+
+
+def check(tree: cw.Tree, wanted: dict[str, Any]) -> None:
+    assert sorted(tree) == sorted(wanted)
+    for name, values in wanted.items():
+        found = tree[name].numpy()
+        assert found.dtype == values.dtype and found.shape == values.shape, name
+        assert found.tobytes() == values.tobytes(), name
+
+
+def test_a_file_becomes_a_tree_with_hashes_and_where_it_came_from(file: Path) -> None:
+    tree = cw.load("m", file)
+    check(tree, weights())
+    assert tree.device == "cpu" and tree.verify() > 0
+    assert tree.meta["metadata"] == {"format": "pt", 'quo"te': "ü\n"}
+    status = file.stat()
+    (source,) = tree.meta["source"]["files"]
+    assert (source["path"], source["inode"]) == (os.path.realpath(file), status.st_ino)
+    assert (source["size"], source["mtime_ns"]) == (status.st_size, status.st_mtime_ns)
+    assert tree.content_hash == cw.put("same", weights(tree)).content_hash != 0
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_each_dtype_of_the_format(name: str, tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(
+        written({"x": {"dtype": name, "shape": [3, 2], "data_offsets": [0, 6 * DTYPES[name][0] // 8]}}, bytes(range(64))[: 6 * DTYPES[name][0] // 8])
+    )  # fmt: skip
+    found = cw.load("m", tmp_path)["x"]
+    assert words.name(found.dtype) == DTYPES[name][1]
+    assert found.shape == ((3, 1) if name == "F4" else (3, 2))
+    assert found.tobytes() == bytes(range(found.nbytes))
+
+
+def test_a_folder_an_index_and_one_of_its_files(tmp_path: Path) -> None:
+    wanted = weights()
+    index = sharded(tmp_path, wanted, 3)
+    check(cw.load("folder", tmp_path), wanted)
+    check(cw.load("folder", index), wanted)  # the same files
+    assert cw.get("folder").version == cw.load("folder", str(tmp_path) + "/").version
+    index.unlink()
+    check(cw.load("files", tmp_path), wanted)  # all that there are
+    assert len(cw.load("one", tmp_path / "s-1.safetensors")) < len(wanted)
+
+
+def test_an_index_decides_what_is_taken(tmp_path: Path) -> None:
+    index = sharded(tmp_path, weights(), 2)
+    save_file({"more": np.ones(3)}, tmp_path / "other.safetensors")
+    told = json.loads(index.read_text())
+    del told["weight_map"]["bias"]
+    index.write_text(json.dumps(told))
+    assert sorted(cw.load("m", tmp_path)) == sorted(set(weights()) - {"bias"})
+
+
+def broken_index(folder: Path, what: str) -> None:
+    index = sharded(folder, weights(), 2)
+    told = json.loads(index.read_text())
+    names = told["weight_map"]
+    if what == "a shard is missing":
+        (folder / "s-1.safetensors").unlink()
+    elif what == "a tensor is missing":
+        names["none"] = "s-0.safetensors"
+    elif what == "another file":
+        names["bias"] = (
+            "s-1.safetensors" if names["bias"] == "s-0.safetensors" else "s-0.safetensors"
+        )
+    elif what == "out of the folder":
+        names["bias"] = "../s-0.safetensors"
+    elif what == "no names":
+        told["weight_map"] = {}
+    elif what == "a number":
+        names["bias"] = 1
+    index.write_text(json.dumps(told) if what != "no JSON" else "{")
+    if what == "two indexes":
+        (folder / "other.safetensors.index.json").write_text(index.read_text())
+
+
+INDEXES = {
+    "a shard is missing": (OSError, "s-1.safetensors"),
+    "a tensor is missing": (cw.Error, "of which"),
+    "another file": (cw.Error, "of which"),
+    "out of the folder": (cw.Error, "in its folder"),
+    "no names": (cw.Error, "no weight_map"),
+    "a number": (cw.Error, "where a text must be"),
+    "no JSON": (cw.Error, "m.safetensors.index.json"),
+    "two indexes": (ValueError, "several indexes"),
+}
+
+
+def slabs() -> int:
+    return int(run_json("status")["gauges"]["bytes"])
+
+
+@pytest.mark.parametrize("what", INDEXES)
+def test_an_index_that_is_wrong_leaves_nothing(what: str, tmp_path: Path) -> None:
+    cw.empty(1).close()
+    broken_index(tmp_path, what)
+    before = slabs()
+    kind, told = INDEXES[what]
+    with pytest.raises(kind, match=told):
+        cw.load("m", tmp_path)
+    assert "m" not in cw.names() and slabs() == before
+    assert run("load", "m", str(tmp_path), expect=FAILED).stderr.count("\n") == 1
+
+
+ONE = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+FILES = {
+    "nothing": b"",
+    "too long": struct.pack("<Q", 100_000_001) + b"{}",
+    "overflow": struct.pack("<Q", (1 << 64) - 1) + b"{}",
+    "cut off in its header": struct.pack("<Q", 400) + b"{}",
+    "cut off": written({"x": ONE}, b"\0" * 7),
+    "goes on": written({"x": ONE}, b"\0" * 9),
+    "overlap": written({"x": ONE, "y": {**ONE, "data_offsets": [4, 12]}}, b"\0" * 12),
+    "hole": written({"x": ONE, "y": {**ONE, "data_offsets": [9, 17]}}, b"\0" * 17),
+    "repeated": written(b'{"x":%s,"x":%s}' % ((json.dumps({**ONE, "shape": [0], "data_offsets": [0, 0]}).encode(),) * 2)),
+    "negative": written({"x": {**ONE, "shape": [-2]}}, b"\0" * 8),
+    "63 bits": written({"x": {**ONE, "shape": [1 << 40, 1 << 40]}}, b"\0" * 8),
+    "64 bits": written(b'{"x":{"dtype":"U8","shape":[18446744073709551617],"data_offsets":[0,1]}}', b"\0"),
+    "no UTF-8": written(b'{"\xff":' + json.dumps(ONE).encode() + b"}", b"\0" * 8),
+    "half a character": written(rb'{"\ud800":' + json.dumps(ONE).encode() + b"}", b"\0" * 8),
+    "no path of a tree": written({"a\nb": ONE}, b"\0" * 8),
+    "an empty name": written({"": ONE}, b"\0" * 8),
+    "a zero in a name": written({"a\0b": ONE}, b"\0" * 8),
+    "deep": written(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_that_is_damaged_leaves_nothing(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(FILES[what])
+    with pytest.raises((cw.Error, ValueError)):
+        cw.load("m", path)
+    assert "m" not in cw.names()
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none"):
+        cw.load("m", tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="no .safetensors files"):
+        cw.load("m", tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is no file"):
+        cw.load("m", tmp_path / "pipe")
+    with pytest.raises(ValueError):
+        cw.load("m", "")
+    with pytest.raises(cw.DeviceError):
+        cw.load("m", tmp_path, device="cuda:63")
+
+
+def test_a_name_means_the_files_it_came_from(file: Path, tmp_path: Path) -> None:
+    first = cw.load("m", file)
+    assert cw.load("m", file).version == first.version
+    link = tmp_path / "link.safetensors"
+    link.symlink_to(file)
+    assert cw.load("m", link).version == first.version
+    other = tmp_path / "fine-tuned.safetensors"  # with an equal header
+    save_file({**weights(), "weight": -weights()["weight"]}, other)
+    with pytest.raises(
+        cw.NameTaken, match=r"m\.safetensors .* not .*fine-tuned\.safetensors .*: load it"
+    ):
+        cw.load("m", other)
+    os.utime(file, ns=(1, 1))  # somebody wrote there
+    with pytest.raises(cw.NameTaken):
+        cw.load("m", file)
+    second = cw.load("m", other, replace=True)
+    assert second.version > first.version and cw.load("m", other).version == second.version
+    check(first, weights())
+    cw.put("array", np.ones(3))
+    cw.put("tree", {"a": np.ones(3)}, meta={"source": "mine"})
+    for name in ("array", "tree"):
+        with pytest.raises(cw.NameTaken):
+            cw.load(name, file)
+        check(cw.load(name, file, replace=True), weights())
+
+
+def test_a_second_name_and_a_namespace(file: Path) -> None:
+    tree = cw.load("a", file)
+    again = cw.put("b", tree)
+    assert cw.load("b", file).version == again.version  # it says where it came from
+    cw.remove("a")
+    check(cw.load("a", file), weights())
+
+
+def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:
+    told = run_json("load", "m", str(file), "--keep")
+    assert told["loaded"] and told["tensors"] == len(weights())
+    assert told["content_hash"] == f"{cw.get('m').content_hash:016x}"
+    assert not run_json("load", "m", str(file))["loaded"]
+    assert run_json("verify", "m", str(file))["equal"]
+    assert "what was published" in run("verify", "m").stdout
+    other = weights()
+    other["weight"] = other["weight"] + 1
+    other["bias"] = other["bias"].astype("f8")
+    del other["empty"]
+    save_file({**other, "new": np.ones(2)}, tmp_path / "o.safetensors")
+    told = json.loads(
+        run("verify", "--json", "m", str(tmp_path / "o.safetensors"), expect=FAILED).stdout
+    )
+    assert not told["equal"]
+    assert {one["path"]: one["what"].split()[1:3] for one in told["differs"]} == {
+        "weight": ["other", "values"], "bias": ["another", "dtype"], "new": ["in", "the"], "empty": ["in", "the"],
+    }  # fmt: skip
+    assert "other files" in run("load", "--help").stdout
+    assert run("load", "m", str(tmp_path / "o.safetensors"), expect=6).stderr
+    run("load", "--replace", "m", str(tmp_path / "o.safetensors"))
+    run("verify", "none", expect=4)
+    assert (
+        "none.safetensors"
+        in run("verify", "m", str(tmp_path / "none.safetensors"), expect=FAILED).stderr
+    )

@@ -1,0 +1,75 @@
+/*
+ * cableway load: the weights of a model as a tree under a name, read from files, or there already.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "shm/base/wait.h"
+#include "tools/cli.h"
+#include "tools/output.h"
+
+static void report(const struct cli *cli, const cw_tree *tree, int loaded) {
+    char size[OUTPUT_SHORT];
+    cw_tree_info info;
+    cw_tree_look_at(tree, &info);
+    if (cli->options & CLI_JSON) {
+        char hash[20];
+        snprintf(hash, sizeof hash, "%016llx", (unsigned long long)info.content_hash);
+        output_json(
+            json_pack("{s:o, s:I, s:i, s:I, s:s, s:b}", "name", output_json_text(cli->arguments[0]),
+                      "version", (json_int_t)info.version, "tensors", (int)info.leaves, "bytes",
+                      (json_int_t)info.total_bytes, "content_hash", hash, "loaded", loaded));
+        return;
+    }
+    char *safe = output_safe(cli->arguments[0]);
+    printf("%s: %u tensors, %s, %s\n", safe, info.leaves, output_size(info.total_bytes, size),
+           loaded ? "loaded" : "was there already");
+    free(safe);
+}
+
+static int wait_for(const struct cli *cli, cw_load *load, cw_tree **tree, int *loaded) {
+    int64_t end_ns = cw_end_ns(cw_now_ns(), cli->timeout_ns);
+    int result;
+    do {
+        int64_t left_ns = end_ns == INT64_MAX ? -1 : end_ns - cw_now_ns();
+        result = cw_load_wait(load, end_ns != INT64_MAX && left_ns < 0 ? 0 : left_ns, tree, loaded);
+    } while (result == -EINTR);
+    return result;
+}
+
+int cmd_load(const struct cli *cli) {
+    cw_client *client;
+    cw_checkpoint *checkpoint;
+    cw_load *load = NULL;
+    cw_tree *tree = NULL;
+    int loaded = 0;
+    /* All that can be wrong with name and files is said before a broker is started for them. */
+    int result = cw_name_check(cli->arguments[0]);
+    if (result == 0)
+        result = cw_checkpoint_open(cli->arguments[1], &checkpoint);
+    if (result)
+        return result == -ENOENT ? cli_error(CLI_FAILED, "%s", cw_error()) : cli_result(result);
+    cw_checkpoint_close(checkpoint);
+    int code = cli_connect(cli, true, &client);
+    if (code)
+        return code;
+    uint32_t flags =
+        (cli->options & CLI_KEEP ? CW_KEEP : 0u) | (cli->options & CLI_REPLACE ? CW_REPLACE : 0u);
+    result = cw_load_begin(client, cli->arguments[0], cli->arguments[1], cli->device, flags, &load);
+    if (result == -ENOENT) { /* a file went meanwhile: no name is meant */
+        code = cli_error(CLI_FAILED, "%s", cw_error());
+    } else {
+        if (result == 0)
+            result = wait_for(cli, load, &tree, &loaded);
+        code = cli_result(result);
+    }
+    if (code == CLI_OK) {
+        report(cli, tree, loaded);
+        cli_note_lifetime(cli, cli->arguments[0]);
+    }
+    cw_tree_close(tree);
+    cw_load_end(load);
+    cw_client_unref(client);
+    return code;
+}

@@ -36,7 +36,7 @@
 #include <xxhash.h>
 
 #include "ipc/array/array.h"
-#include "ipc/array/copy_batch.h"
+#include "ipc/array/copy_bytes.h"
 #include "ipc/client.h"
 #include "ipc/load/checkpoint.h"
 #include "ipc/load/ring.h"

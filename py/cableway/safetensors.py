@@ -25,6 +25,7 @@ from cableway import array as arrays
 from cableway._array import dlpack
 from cableway._core import words
 from cableway._core.layouts import Layout
+from cableway._core.leases import usable
 from cableway._cuda import interop
 from cableway._load.checkpoint import Checkpoint, Read, Tensor
 from cableway.array import Array
@@ -77,7 +78,7 @@ def _shown(array: Array, torch: bool) -> Any:
     lease, layout = array._open_lease(), array._layout_now()
     kind = words.raw(layout.dtype) if words.is_packed(layout.dtype) else layout.dtype
     told = dlpack.form(kind, layout.shape, layout.strides)
-    arrays.usable(lease)
+    usable(lease)
     address = lease.address + array._offset
     tensor = from_dlpack(dlpack.on(lease, address, dlpack.device_of(lease), told))
     return interop.packed(tensor, layout.dtype)

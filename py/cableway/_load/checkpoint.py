@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from cableway import array as arrays
 from cableway._core import dtypes
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease
+from cableway._core.leases import Lease, usable
 from cableway._core.library import failure, ffi, lib
 from cableway.array import Array
 
@@ -132,7 +132,7 @@ class Checkpoint:
         reads = ffi.new("cw_read[]", max(len(wanted), 1))
         for one, read in zip(reads, wanted, strict=False):
             one.tensor = read.tensor.number
-            one.array = ffi.NULL if read.lease is None else arrays.usable(read.lease)
+            one.array = ffi.NULL if read.lease is None else usable(read.lease)
             one.offset_bytes, one.skip_bytes, one.size_bytes = read.offset, read.skip, read.nbytes
         cell = ffi.gc(ffi.new("cw_reading **"), lib.cwpy_reading_end)
         try:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cableway._core import words
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -19,7 +21,7 @@ __all__ = ["Values", "plain"]
 # Methods of an ndarray that are here what they are there. What is about the object and not about its values (resize,
 # setflags) is not.
 _METHODS = (
-    "all", "any", "argmax", "argmin", "argpartition", "argsort", "astype", "byteswap", "choose", "clip", "compress",
+    "all", "any", "argmax", "argmin", "argpartition", "argsort", "byteswap", "choose", "clip", "compress",
     "conj", "conjugate", "cumprod", "cumsum", "diagonal", "dot", "dump", "dumps", "fill", "flatten", "getfield", "max",
     "mean", "min", "nonzero", "partition", "prod", "put", "ravel", "repeat", "reshape", "round", "searchsorted",
     "setfield", "sort", "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "tofile", "trace", "transpose", "var",
@@ -103,6 +105,16 @@ class Values(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __contains__(self, value: object) -> bool:
         return plain(value) in self.numpy()
+
+    def astype(self, dtype: Any, *args: Any, **named: Any) -> NDArray[Any]:
+        """`numpy().astype()`, also to the dtypes of machine learning by their names.
+
+        Raises:
+            TypeError: one of the two dtypes needs ml_dtypes, which is not here; NumPy alone would make zeros of it.
+        """
+        values, wanted = self.numpy(), words.dtype_of(dtype)
+        words.check_cast(values.dtype, wanted)
+        return values.astype(wanted, *args, **named)
 
     def item(self, *index: Any) -> Any:
         """One element, by default the only one, as a Python value. ValueError if there are more."""

@@ -249,7 +249,7 @@ def test_without_ml_dtypes_it_is_a_void_that_knows_its_name(word: str) -> None:
         assert c.tobytes() == w.tobytes() and np.asarray(w).dtype.metadata
         for act in (lambda: cw.full(3, 1.5, "{word}"), lambda: cw.asarray([1.5], "{word}"), lambda: c.copy_from(np.ones(c.shape)),
                     lambda: c.__setitem__(..., np.ones(c.shape)), lambda: c.__setitem__((0, 0), 1.5), lambda: cw.asarray(w, "f4"),
-                    lambda: np.asarray(w, "f4"), lambda: cw.zeros(c.shape).copy_from(w)):
+                    lambda: np.asarray(w, "f4"), lambda: w.astype("f4"), lambda: cw.zeros(c.shape).copy_from(w)):
             try:
                 act()
             except TypeError as error:

@@ -559,7 +559,7 @@ int cw_checkpoint_tensor(const cw_checkpoint *checkpoint, uint32_t number, cw_te
 int cw_checkpoint_note(const cw_checkpoint *checkpoint, uint32_t number, const char **key,
                        const char **value);
 /* Which files these are: a JSON list with path, device, inode, size, mtime_ns and the hash of the
- * header of each. The same text means the same files. Borrowed. */
+ * header of each. The same text means the same files. Borrowed; NULL of NULL. */
 const char *cw_checkpoint_identity(const cw_checkpoint *checkpoint);
 
 typedef struct cw_read {

@@ -290,11 +290,11 @@ int cw_checkpoint_tensor(const cw_checkpoint *c, uint32_t number, cw_tensor *out
 
 int cw_checkpoint_note(const cw_checkpoint *c, uint32_t number, const char **key,
                        const char **value) {
-    if (!c)
-        return cw_needs("a checkpoint");
+    if (!c || !key || !value)
+        return cw_needs("a checkpoint, and places for key and value");
     return c->file_count ? cw_safetensors_note(c->files[0].header, number, key, value) : -ENOENT;
 }
 
 const char *cw_checkpoint_identity(const cw_checkpoint *c) {
-    return c ? c->identity : "";
+    return c ? c->identity : NULL;
 }

@@ -36,6 +36,7 @@ static const struct option_row option_rows[] = {
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
+#define OPEN_TRIES  1000u
 
 static void print_help(const struct cli_command *command) {
     printf("Usage: cableway %s %s%s%s\n\n%s\n", command->name,
@@ -229,4 +230,20 @@ int cli_connect_to(const char *name_space, bool start, cw_client **out) {
     if (code)
         return code;
     return cli_result(cw_connect(NULL, name_space, start ? 0 : CW_CONNECT_NO_START, out));
+}
+
+int cli_open(cw_client *client, const char *name, cw_array **array, cw_tree **tree) {
+    int result = -EISDIR;
+    *array = NULL;
+    *tree = NULL;
+    /* It may become the other one between two looks: then it is looked at again. */
+    for (unsigned tries = 0; tries < OPEN_TRIES; tries++) {
+        result = cw_get(client, name, CW_READONLY, array);
+        if (result != -EISDIR)
+            return result;
+        result = cw_tree_get(client, name, 0, tree);
+        if (result != -ENOTDIR)
+            return result;
+    }
+    return result;
 }

@@ -100,6 +100,10 @@ int cli_connect(const struct cli *cli, bool start, cw_client **out);
 /* The same with a namespace of its own (NULL: the environment's). */
 int cli_connect_to(const char *name_space, bool start, cw_client **out);
 
+/* What lies under a name: an array, read-only, or a tree; the other one is NULL. As cw_get() and
+ * cw_tree_get(). */
+int cli_open(cw_client *client, const char *name, cw_array **array, cw_tree **tree);
+
 /* The cablewayd that this command runs: $CABLEWAY_BROKER, beside this program, ../bin, then PATH. 0
  * or -ENOENT. */
 int cli_broker_path(char *path, size_t path_bytes);

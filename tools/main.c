@@ -41,11 +41,12 @@ static const struct cli_command commands[] = {
     {"verify", "NAME [PATH]", "Is a tree still what was published, and what lies in these files?",
      "Reads all of it. Says which tensors differ, and then exits with 1.\n",
      CLI_JSON | CLI_NAMESPACE, 1, 2, cmd_verify},
-    {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
+    {"get", "NAME FILE", "Write an array or a tree into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order. A FILE whose name ends "
      "in\n"
      ".safetensors gets that format, in C order: it has dtypes that .npy lacks, such as "
-     "bfloat16.\n",
+     "bfloat16.\n"
+     "A tree needs such a FILE, which then has each leaf under its path.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
     {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.",
      "Without --device a copy on this node lies where its original does, and what comes from "

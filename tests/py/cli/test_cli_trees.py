@@ -1,0 +1,114 @@
+"""The `cableway` command and trees: files of all leaves."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_support import FAILED, run, run_json
+
+import cableway as cw
+
+
+def state() -> dict[str, Any]:
+    """A little model: tied, a scalar, nothing at all, a strided view, and one dtype that .npy lacks."""
+    weight = np.arange(12, dtype="f4").reshape(3, 4)
+    half = cw.zeros((2, 3), "bfloat16")
+    half.numpy().view("u2")[...] = np.arange(6).reshape(2, 3)
+    return {
+        "norm": {"bias": np.arange(5, dtype="i1")},  # 5 bytes: what comes behind would be odd
+        "embed.weight": weight,
+        "head.weight": weight,
+        "layers": [{"w": half}, {"w": np.array(2.5)}],
+        "none": np.zeros((3, 0), "i8"),
+    }
+
+
+def parts(file: Path) -> tuple[dict[str, Any], bytes]:
+    """The header of a file, and its data."""
+    data = file.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+# ---- get
+
+
+def test_get_writes_all_leaves_under_their_paths(tmp_path: Path) -> None:
+    tree = cw.put("m", state(), meta={"step": 100, "format": "pt", "more": {"a": [1, None]}})
+    file = tmp_path / "m.safetensors"
+    told = run("get", "m", str(file)).stdout
+    assert f"{file}: {len(tree)} leaves" in told
+    header, data = parts(file)
+    assert header.pop("__metadata__") == {"step": "100", "format": "pt", "more": '{"a":[1,null]}'}
+    assert set(header) == set(tree)
+    end = 0
+    for path, about in header.items():  # without holes, each aligned to its elements
+        begin, behind = about["data_offsets"]
+        assert begin == end and tree[path].tobytes() == data[begin:behind]
+        assert begin % tree[path].dtype.itemsize == 0 and tuple(about["shape"]) == tree[path].shape
+        end = behind
+    assert end == len(data)
+    assert header["embed.weight"] != header["head.weight"]  # tied: once for each path
+    told = run_json("get", "m", str(file))
+    assert (told["version"], told["leaves"], told["bytes"]) == (tree.version, len(tree), len(data))
+
+
+def test_what_get_wrote_is_read_by_load_verify_and_safetensors(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    file = str(tmp_path / "m.safetensors")
+    tree = cw.put("m", {path: a for path, a in state().items() if path != "layers"}, meta={"format": "pt"})  # fmt: skip
+    run("get", "m", file)
+    found = load_file(file)
+    assert set(found) == set(tree)
+    for path, array in found.items():
+        assert array.dtype == tree[path].dtype and (array == tree[path].numpy()).all()
+    run("verify", "m", file)
+    run("load", "again", file)
+    assert cw.get("again").meta["metadata"] == {"format": "pt"}
+    run("get", "again", str(tmp_path / "b.safetensors"))  # and what a file said goes on to the next
+    assert parts(tmp_path / "b.safetensors")[0]["__metadata__"] == {"format": "pt"}
+    assert parts(tmp_path / "b.safetensors")[1] == parts(tmp_path / "m.safetensors")[1]
+
+
+def test_strided_leaves_are_written_in_c_order(tmp_path: Path) -> None:
+    whole = cw.asarray(np.arange(24, dtype="f4").reshape(4, 6))
+    views = {"down": whole[::-1], "column": whole[:, 2], "turned": np.asfortranarray(whole.numpy())}
+    cw.put("views", views, copy=None)
+    run("get", "views", str(tmp_path / "v.safetensors"))
+    header, data = parts(tmp_path / "v.safetensors")
+    assert "__metadata__" not in header
+    for path, view in views.items():
+        begin, end = header[path]["data_offsets"]
+        assert data[begin:end] == np.ascontiguousarray(view).tobytes()
+
+
+def test_get_says_what_the_format_lacks_and_leaves_no_file(tmp_path: Path) -> None:
+    cw.put("m", {"a": np.zeros(3), "deep": {"odd": np.zeros(2, "c16")}})
+    for file in (str(tmp_path / "m.npy"), "-"):
+        told = run("get", "m", file, expect=FAILED)
+        assert "tree of 2 arrays" in told.stderr and ".safetensors" in told.stderr
+        assert "cw_" not in told.stderr and not told.stdout
+    told = run("get", "m", str(tmp_path / "m.safetensors"), expect=FAILED).stderr
+    assert '"deep.odd"' in told and "no dtype <c16" in told
+    cw.put("m", {"a": np.zeros(3), "__metadata__": np.zeros(2)})
+    told = run("get", "m", str(tmp_path / "m.safetensors"), expect=FAILED).stderr
+    assert "called __metadata__" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_that_would_collide_are_refused_when_they_are_put() -> None:
+    with pytest.raises(ValueError, match=r"a\.b"):
+        cw.put("m", {"a": {"b": np.zeros(1)}, "a.b": np.zeros(2)})
+
+
+def test_meta_that_is_no_object_is_left_out_with_a_note(tmp_path: Path) -> None:
+    cw.put("m", {"a": np.zeros(3)}, meta=[1, 2])
+    told = run("get", "m", str(tmp_path / "m.safetensors")).stderr
+    assert told.startswith("note: the metadata") and told.count("\n") == 1
+    assert list(parts(tmp_path / "m.safetensors")[0]) == ["a"]

@@ -49,6 +49,7 @@ static const struct cli_command commands[] = {
      "A tree needs such a FILE, which then has each leaf under its path.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
     {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.",
+     "A tree gets another name for the same memory, which never changes; nothing is copied.\n"
      "Without --device a copy on this node lies where its original does, and what comes from "
      "another\n"
      "node or goes there comes into host memory. A GPU of another node is counted as that node "

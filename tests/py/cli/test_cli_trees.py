@@ -1,4 +1,4 @@
-"""The `cableway` command and trees: files of all leaves."""
+"""The `cableway` command and trees: files of all leaves, second names, what is shown, waiting for versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import FAILED, run, run_json
+from cli_support import FAILED, NAME_TAKEN, run, run_json
 
 import cableway as cw
 
@@ -112,3 +112,24 @@ def test_meta_that_is_no_object_is_left_out_with_a_note(tmp_path: Path) -> None:
     told = run("get", "m", str(tmp_path / "m.safetensors")).stderr
     assert told.startswith("note: the metadata") and told.count("\n") == 1
     assert list(parts(tmp_path / "m.safetensors")[0]) == ["a"]
+
+
+# ---- cp
+
+
+def test_cp_gives_a_tree_a_second_name_for_the_same_memory() -> None:
+    tree = cw.put("m", state(), meta={"step": 1})
+    before = run_json("status")["gauges"]["bytes"]
+    run("cp", "m", "second")
+    second = cw.get("second")
+    assert second.meta == {"step": 1} and second.content_hash == tree.content_hash
+    assert second.version > tree.version
+    assert run_json("status")["gauges"]["bytes"] == before
+    run("cp", "m", "second", "--no-replace", expect=NAME_TAKEN)
+    assert cw.get("second").version == second.version
+
+
+def test_cp_of_a_tree_to_a_device_says_what_to_do() -> None:
+    cw.put("m", state())
+    told = run("cp", "m", "third", "--device", "cpu", expect=FAILED).stderr
+    assert "leave out --device" in told and "third" not in cw.names()

@@ -33,6 +33,7 @@ static const struct option_row option_rows[] = {
     {"no-replace", CLI_NO_REPLACE, NULL, "fail if the name is taken"},
     {"device", CLI_DEVICE, "DEVICE", "where it shall lie: cpu or cuda:N"},
     {"replace", CLI_REPLACE, NULL, "replace what the name means"},
+    {"leaves", CLI_LEAVES, NULL, "list the leaves of a tree"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000

@@ -38,6 +38,7 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_RAW_ARGUMENTS = 256, /* all arguments belong to another program */
                   CLI_DEVICE = 512,
                   CLI_REPLACE = 1024,
+                  CLI_LEAVES = 2048,
 };
 
 struct cli {                /* a parsed command line */

@@ -22,8 +22,9 @@ static const struct cli_command commands[] = {
      CLI_JSON, 0, 0, cmd_status},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL, 0, 1, cmd_ls},
-    {"stat", "NAME", "Show all that is known about one name.", NULL, CLI_JSON | CLI_NAMESPACE, 1, 1,
-     cmd_stat},
+    {"stat", "NAME", "Show all that is known about one name.",
+     "Of a tree that is its version, devices and meta, too; --leaves lists what it consists of.\n",
+     CLI_JSON | CLI_NAMESPACE | CLI_LEAVES, 1, 1, cmd_stat},
     {"put", "NAME FILE.npy", "Put the array of a file under a name (FILE - reads stdin).",
      "The file may be a .safetensors file of one array, too.\n"
      "Starts a broker if none runs. A taken name is replaced, at once and whole. A name lives as "

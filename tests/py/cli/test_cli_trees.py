@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,51 @@ def test_cp_of_a_tree_to_a_device_says_what_to_do() -> None:
     cw.put("m", state())
     told = run("cp", "m", "third", "--device", "cpu", expect=FAILED).stderr
     assert "leave out --device" in told and "third" not in cw.names()
+
+
+# ---- stat
+
+
+def test_stat_shows_what_a_tree_is() -> None:
+    tree = cw.put("m", state(), meta={"step": 100}, keep=True)
+    told = run("stat", "m").stdout
+    for line in (
+        f"version +{tree.version}", f"leaves +{len(tree)}, in [1-9]", "devices +cpu", 'meta +{"step": 100}', "dtype +tree",
+        f"bytes +{tree.nbytes} B", "keep +yes",
+    ):  # fmt: skip
+        assert re.search(f"(?m)^{line}", told), (line, told)
+    assert "shape" not in told
+    told = run_json("stat", "m")
+    assert told["version"] == tree.version and told["leaves"] == len(tree)
+    assert told["devices"] == ["cpu"] and told["meta"] == {"step": 100}
+    assert told["content_hash"] == f"{tree.content_hash:016x}"
+    assert told["layout_hash"] == f"{tree.layout_hash:016x}"
+    assert told["bytes"] == tree.nbytes and "paths" not in told
+    cw.put("m", np.zeros(3))  # and of an array nothing of that
+    assert not {"version", "leaves", "meta", "devices"} & set(run_json("stat", "m"))
+
+
+def test_stat_lists_the_leaves() -> None:
+    tree = cw.put("m", state())
+    rows = run("stat", "--leaves", "m").stdout.splitlines()
+    assert rows[0].split() == ["PATH", "DTYPE", "SHAPE", "BYTES", "TIED", "TO"]
+    assert [row.split()[0] for row in rows[1:]] == list(tree)
+    tied = next(row for row in rows if row.startswith("head.weight"))
+    assert "<f4" in tied and "(3, 4)" in tied and tied.endswith("embed.weight")
+    assert "bfloat16" in next(row for row in rows if row.startswith("layers.0.w"))
+    told = run_json("stat", "--leaves", "m")["paths"]
+    assert [leaf["path"] for leaf in told] == list(tree)
+    assert [tuple(leaf["shape"]) for leaf in told] == [tree[path].shape for path in tree]
+    assert [leaf["bytes"] for leaf in told] == [tree[path].nbytes for path in tree]
+    assert {leaf["path"]: leaf["tied_to"] for leaf in told if leaf["tied_to"]} == tree.ties()
+    assert {leaf["path"] for leaf in told if leaf["device"] != "cpu"} == {"none"}
+    cw.put("a", np.zeros(3))
+    told = run("stat", "--leaves", "a", expect=FAILED).stderr
+    assert "is an array" in told and "--leaves" in told
+
+
+def test_stat_of_a_tree_without_leaves_or_meta_in_json() -> None:
+    cw.put("m", {}, meta=None)
+    told = run_json("stat", "--leaves", "m")
+    assert (told["leaves"], told["paths"], told["devices"], told["meta"]) == (0, [], [], {})
+    assert run("stat", "--leaves", "m").stdout == ""

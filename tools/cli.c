@@ -34,6 +34,7 @@ static const struct option_row option_rows[] = {
     {"device", CLI_DEVICE, "DEVICE", "where it shall lie: cpu or cuda:N"},
     {"replace", CLI_REPLACE, NULL, "replace what the name means"},
     {"leaves", CLI_LEAVES, NULL, "list the leaves of a tree"},
+    {"after", CLI_AFTER, "VERSION", "until the name means a later version than this one"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
@@ -70,6 +71,17 @@ static bool parse_seconds(const char *text, int64_t *out_ns) {
     return true;
 }
 
+/* The number of a version: digits alone. */
+static bool parse_version(const char *text, uint64_t *out) {
+    char *end;
+    errno = 0;
+    unsigned long long version = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || version > INT64_MAX)
+        return false;
+    *out = version;
+    return true;
+}
+
 static int take_option(const struct option_row *row, const char *value, struct cli *out) {
     out->options |= row->bit;
     if (row->bit == CLI_NAMESPACE)
@@ -78,6 +90,11 @@ static int take_option(const struct option_row *row, const char *value, struct c
         out->device = value;
     if (row->bit == CLI_TIMEOUT_OPTION && !parse_seconds(value, &out->timeout_ns))
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_AFTER && !parse_version(value, &out->after))
+        return cli_error(CLI_USAGE,
+                         "--after takes the number of a version, as `cableway stat` shows it, not "
+                         "'%s'",
+                         value);
     return -1;
 }
 

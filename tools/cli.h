@@ -39,6 +39,7 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_DEVICE = 512,
                   CLI_REPLACE = 1024,
                   CLI_LEAVES = 2048,
+                  CLI_AFTER = 4096,
 };
 
 struct cli {                /* a parsed command line */
@@ -46,6 +47,7 @@ struct cli {                /* a parsed command line */
     const char *name_space; /* NULL: not given */
     const char *device;     /* the same */
     int64_t timeout_ns;     /* < 0: for ever */
+    uint64_t after;         /* a version of a tree */
     int count;
     char **arguments;
 };

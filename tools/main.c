@@ -58,8 +58,11 @@ static const struct cli_command commands[] = {
      CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE | CLI_DEVICE, 2, 2, cmd_cp},
     {"rm", "NAME...", "Remove names. Who holds an array keeps it.", NULL, CLI_NAMESPACE, 1, -1,
      cmd_rm},
-    {"wait", "NAME", "Wait until a name is there.", "Waits also for a broker to be started.\n",
-     CLI_NAMESPACE | CLI_TIMEOUT_OPTION, 1, 1, cmd_wait},
+    {"wait", "NAME", "Wait until a name is there.",
+     "Waits also for a broker to be started. With --after, waits until a tree has a later "
+     "version;\n"
+     "a new broker counts from 1 again.\n",
+     CLI_NAMESPACE | CLI_TIMEOUT_OPTION | CLI_AFTER, 1, 1, cmd_wait},
     {"stop", "", "Stop the broker; says first what would be lost.",
      "Asks on a terminal. Without one, and with something to lose, --yes is needed.\n",
      CLI_JSON | CLI_YES | CLI_FORCE, 0, 0, cmd_stop},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 import struct
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import FAILED, NAME_TAKEN, run, run_json
+from cli_support import COMMAND, FAILED, NAME_TAKEN, TIMEOUT, USAGE, run, run_json
 
 import cableway as cw
 
@@ -182,3 +183,20 @@ def test_stat_of_a_tree_without_leaves_or_meta_in_json() -> None:
     told = run_json("stat", "--leaves", "m")
     assert (told["leaves"], told["paths"], told["devices"], told["meta"]) == (0, [], [], {})
     assert run("stat", "--leaves", "m").stdout == ""
+
+
+# ---- wait
+
+
+def test_wait_after_waits_for_a_later_version() -> None:
+    first = cw.put("m", {"w": np.zeros(3)})
+    run("wait", "m", "--after", "0")
+    run("wait", "m", "--after", str(first.version - 1))
+    told = run("wait", "m", "--after", str(first.version), "--timeout", "0", expect=TIMEOUT).stderr
+    assert f"no version after {first.version}" in told
+    waiting = subprocess.Popen([COMMAND, "wait", "m", "--after", str(first.version)])
+    cw.put("m", {"w": np.ones(3)})
+    assert waiting.wait(60) == 0
+    for bad in ("", "-1", "1.5", "soon", "99999999999999999999", " 1"):
+        told = run("wait", "m", "--after", bad, expect=USAGE).stderr
+        assert "--after takes the number of a version" in told

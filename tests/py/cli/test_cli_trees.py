@@ -200,3 +200,15 @@ def test_wait_after_waits_for_a_later_version() -> None:
     for bad in ("", "-1", "1.5", "soon", "99999999999999999999", " 1"):
         told = run("wait", "m", "--after", bad, expect=USAGE).stderr
         assert "--after takes the number of a version" in told
+
+
+# ---- ls
+
+
+def test_ls_shows_how_many_leaves_a_tree_has() -> None:
+    cw.put("shown/many", state())
+    cw.put("shown/one", {"w": np.zeros(3)})
+    rows = {row.split()[0]: row for row in run("ls", "shown/").stdout.splitlines()}
+    assert re.search(r" 6 leaves +tree ", rows["shown/many"])
+    assert re.search(r" 1 leaf +tree ", rows["shown/one"])
+    assert [one["shape"] for one in run_json("ls", "shown/")] == [[6], [1]]

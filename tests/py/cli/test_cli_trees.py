@@ -185,6 +185,12 @@ def test_stat_of_a_tree_without_leaves_or_meta_in_json() -> None:
     assert run("stat", "--leaves", "m").stdout == ""
 
 
+def test_a_command_for_trees_says_of_an_array_what_it_is() -> None:
+    cw.put("a", np.zeros(3))
+    told = run("verify", "a", expect=FAILED).stderr
+    assert told.startswith('cableway: "a" is an array, not a tree') and "cw_" not in told
+
+
 # ---- wait
 
 

@@ -52,7 +52,10 @@ static void print_info(const char *name, const cw_name_info *info, const cw_tree
     print_line("namespace", *name_space ? name_space : "-");
     if (here && !tree)
         print_line("device", *info->device_uuid ? info->device_uuid : info->device);
-    if (!tree)
+    snprintf(text, sizeof text, "%lld", (long long)info->shape[0]);
+    if (!tree && strcmp(info->dtype, "tree") == 0)
+        print_line("leaves", text); /* all that another node tells of it */
+    else if (!tree)
         print_line("shape", shape);
     print_line("dtype", info->dtype);
     if (tree)

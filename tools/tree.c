@@ -46,7 +46,9 @@ json_t *tree_devices(const cw_tree *tree) {
         json_t *device = device_of(&info, i), *known;
         size_t at;
         bool there = false;
-        json_array_foreach(devices, at, known) there = there || json_equal(known, device);
+        json_array_foreach(devices, at, known) {
+            there = there || json_equal(known, device);
+        }
         if (!there)
             json_array_append(devices, device);
         json_decref(device);

@@ -141,7 +141,7 @@ static void report_tree(const struct cli *cli, const cw_tree *tree, uint64_t dat
 static int get_tree(const struct cli *cli, cw_client *client, const cw_tree *tree) {
     const char *name = cli->arguments[0], *path = cli->arguments[1];
     struct target target;
-    uint64_t data_bytes;
+    uint64_t data_bytes = 0;
     cw_tree_info info;
     cw_tree_look_at(tree, &info);
     if (!safetensors_is_path(path))

@@ -34,19 +34,18 @@ static void add_text(json_t *texts, const char *key, json_t *value) {
 }
 
 /*
- * The tree's metadata as the format has them, texts alone: other values as their JSON. Of a tree
- * that was loaded from files, what these said; from where it came is not true of the new file.
- * NULL: there are none.
+ * The tree's metadata as the format has them, texts alone: other values as their JSON, and what is
+ * no object as "meta". Of a tree that was loaded from files, what these said; from where it came is
+ * not true of the new file. NULL: there are none.
  */
 static json_t *texts_of(const char *name, const cw_tree_info *info) {
     const char *key;
     json_t *value;
     if (!info->meta_bytes)
         return NULL;
-    json_t *meta = json_loadb(info->meta, info->meta_bytes, 0, NULL), *said = meta;
-    if (!json_is_object(meta)) { /* who puts a tree by C may put any bytes there */
-        cli_note("note: the metadata of \"%s\" are no JSON object, and are not in the file", name);
-        json_decref(meta);
+    json_t *meta = json_loadb(info->meta, info->meta_bytes, JSON_DECODE_ANY, NULL), *said = meta;
+    if (!meta) { /* who puts a tree by C may put any bytes there */
+        cli_note("note: the metadata of \"%s\" are no JSON, and are not in the file", name);
         return NULL;
     }
     json_t *of_files = json_object_get(meta, "metadata");
@@ -54,7 +53,11 @@ static json_t *texts_of(const char *name, const cw_tree_info *info) {
         said = of_files;
     json_t *texts = json_object();
     CW_ASSERT(texts);
-    json_object_foreach(said, key, value) add_text(texts, key, value);
+    if (!json_is_object(meta))
+        add_text(texts, "meta", meta);
+    json_object_foreach(said, key, value) {
+        add_text(texts, key, value);
+    }
     json_decref(meta);
     if (json_object_size(texts))
         return texts;
@@ -140,7 +143,7 @@ int get_tree_write(int fd, const char *name, cw_client *client, const cw_tree *t
     cw_tree_info info;
     struct place *places;
     cw_tree_look_at(tree, &info);
-    cw_array **parts = calloc((size_t)info.parts + 1, sizeof *parts);
+    cw_array **parts = calloc((size_t)info.parts + 1, sizeof(void *));
     CW_ASSERT(parts);
     int code = order(tree, info.leaves, &places);
     if (code == 0)

@@ -34,8 +34,9 @@ static void print_tree(const cw_tree *tree) {
     snprintf(text, sizeof text, "%u, in %u piece%s of memory", info.leaves, info.parts,
              info.parts == 1 ? "" : "s");
     print_line("leaves", text);
-    json_array_foreach(devices, at, device)
+    json_array_foreach(devices, at, device) {
         print_line(at ? "" : "devices", json_string_value(device));
+    }
     print_line("meta", about ? about : "(no JSON)");
     free(about);
     json_decref(meta);

@@ -124,15 +124,14 @@ int safetensors_read_header(int fd, const char *path, struct npy *out) {
 /* ---- writing ---- */
 
 static bool add(json_t *header, const char *name, const cw_layout *layout, const cw_dtype_row *row,
-                uint64_t from_bytes, uint64_t nbytes) {
+                uint64_t begin, uint64_t end) {
     json_t *shape = json_array();
     for (uint32_t i = 0; i < layout->ndim; i++) {
         int64_t lanes = i + 1 == layout->ndim ? row->dlpack_lanes : 1;
         json_array_append_new(shape, json_integer(layout->shape[i] * lanes));
     }
-    json_t *told =
-        json_pack("{s:s, s:o, s:[I, I]}", "dtype", row->safetensors, "shape", shape, "data_offsets",
-                  (json_int_t)from_bytes, (json_int_t)(from_bytes + nbytes));
+    json_t *told = json_pack("{s:s, s:o, s:[I, I]}", "dtype", row->safetensors, "shape", shape,
+                             "data_offsets", (json_int_t)begin, (json_int_t)end);
     return told && json_object_set_new(header, name, told) == 0;
 }
 
@@ -150,7 +149,7 @@ int safetensors_add(json_t *header, const char *name, const cw_layout *layout,
     uint64_t nbytes = layout->itemsize;
     for (uint32_t i = 0; i < layout->ndim; i++)
         nbytes *= (uint64_t)layout->shape[i];
-    if (!add(header, name, layout, row, *data_bytes, nbytes))
+    if (!add(header, name, layout, row, *data_bytes, *data_bytes + nbytes))
         return cw_fail(-ENOTSUP, "the name %.200s cannot stand in a .safetensors file", name);
     *data_bytes += nbytes;
     return 0;

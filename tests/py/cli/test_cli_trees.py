@@ -109,8 +109,16 @@ def test_keys_that_would_collide_are_refused_when_they_are_put() -> None:
         cw.put("m", {"a": {"b": np.zeros(1)}, "a.b": np.zeros(2)})
 
 
-def test_meta_that_is_no_object_is_left_out_with_a_note(tmp_path: Path) -> None:
-    cw.put("m", {"a": np.zeros(3)}, meta=[1, 2])
+@pytest.mark.parametrize(("meta", "text"), [([1, 2], "[1,2]"), (7, "7"), ("seven", "seven")])
+def test_meta_that_is_no_object_has_a_key_of_its_own(meta: Any, text: str, tmp_path: Path) -> None:
+    cw.put("m", {"a": np.zeros(3)}, meta=meta)
+    assert run("get", "m", str(tmp_path / "m.safetensors")).stderr == ""
+    assert parts(tmp_path / "m.safetensors")[0]["__metadata__"] == {"meta": text}
+
+
+def test_meta_that_is_no_json_is_left_out_with_a_note(tmp_path: Path) -> None:
+    cw.put("m", {"a": np.zeros(3)}, meta={"loss": float("nan")})
+    assert run_json("stat", "m")["meta"] is None
     told = run("get", "m", str(tmp_path / "m.safetensors")).stderr
     assert told.startswith("note: the metadata") and told.count("\n") == 1
     assert list(parts(tmp_path / "m.safetensors")[0]) == ["a"]

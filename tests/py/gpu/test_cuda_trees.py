@@ -256,8 +256,9 @@ def run(*words):
 whole = np.arange(24, dtype="i4").reshape(4, 6)
 on = cw.asarray(whole, device="cuda:0")
 large = np.arange(17 << 20, dtype="u4")                       # more bytes than are copied at once
-state = {"x": on, "odd": on[::-1, 1::2], "host": np.ones(3), "large": cw.asarray(large, device="cuda:0")}
-t = cw.put("m", state, meta={"k": "v"})
+odd = cw.asarray(whole, device="cuda:0")[::-1, 1::2]
+state = {"x": on, "odd": odd, "host": cw.asarray(np.ones(3)), "large": cw.asarray(large, device="cuda:0")}
+t = cw.put("m", state, meta={"k": "v"}, copy=False)
 run("get", "m", FILE)
 back = cw.load("back", FILE)
 for path, wanted in {"x": whole, "odd": whole[::-1, 1::2], "host": np.ones(3), "large": large}.items():

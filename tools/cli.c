@@ -33,9 +33,12 @@ static const struct option_row option_rows[] = {
     {"no-replace", CLI_NO_REPLACE, NULL, "fail if the name is taken"},
     {"device", CLI_DEVICE, "DEVICE", "where it shall lie: cpu or cuda:N"},
     {"replace", CLI_REPLACE, NULL, "replace what the name means"},
+    {"leaves", CLI_LEAVES, NULL, "list the leaves of a tree"},
+    {"after", CLI_AFTER, "VERSION", "until the name means a later version than this one"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
+#define OPEN_TRIES  1000u
 
 static void print_help(const struct cli_command *command) {
     printf("Usage: cableway %s %s%s%s\n\n%s\n", command->name,
@@ -68,6 +71,17 @@ static bool parse_seconds(const char *text, int64_t *out_ns) {
     return true;
 }
 
+/* The number of a version: digits alone. */
+static bool parse_version(const char *text, uint64_t *out) {
+    char *end;
+    errno = 0;
+    unsigned long long version = strtoull(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || errno || version > INT64_MAX)
+        return false;
+    *out = version;
+    return true;
+}
+
 static int take_option(const struct option_row *row, const char *value, struct cli *out) {
     out->options |= row->bit;
     if (row->bit == CLI_NAMESPACE)
@@ -76,6 +90,11 @@ static int take_option(const struct option_row *row, const char *value, struct c
         out->device = value;
     if (row->bit == CLI_TIMEOUT_OPTION && !parse_seconds(value, &out->timeout_ns))
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_AFTER && !parse_version(value, &out->after))
+        return cli_error(CLI_USAGE,
+                         "--after takes the number of a version, as `cableway stat` shows it, not "
+                         "'%s'",
+                         value);
     return -1;
 }
 
@@ -229,4 +248,20 @@ int cli_connect_to(const char *name_space, bool start, cw_client **out) {
     if (code)
         return code;
     return cli_result(cw_connect(NULL, name_space, start ? 0 : CW_CONNECT_NO_START, out));
+}
+
+int cli_open(cw_client *client, const char *name, cw_array **array, cw_tree **tree) {
+    int result = -EISDIR;
+    *array = NULL;
+    *tree = NULL;
+    /* It may become the other one between two looks: then it is looked at again. */
+    for (unsigned tries = 0; tries < OPEN_TRIES; tries++) {
+        result = cw_get(client, name, CW_READONLY, array);
+        if (result != -EISDIR)
+            return result;
+        result = cw_tree_get(client, name, 0, tree);
+        if (result != -ENOTDIR)
+            return result;
+    }
+    return result;
 }

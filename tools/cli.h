@@ -38,6 +38,8 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_RAW_ARGUMENTS = 256, /* all arguments belong to another program */
                   CLI_DEVICE = 512,
                   CLI_REPLACE = 1024,
+                  CLI_LEAVES = 2048,
+                  CLI_AFTER = 4096,
 };
 
 struct cli {                /* a parsed command line */
@@ -45,6 +47,7 @@ struct cli {                /* a parsed command line */
     const char *name_space; /* NULL: not given */
     const char *device;     /* the same */
     int64_t timeout_ns;     /* < 0: for ever */
+    uint64_t after;         /* a version of a tree */
     int count;
     char **arguments;
 };
@@ -99,6 +102,10 @@ int cli_finish(int code);
 int cli_connect(const struct cli *cli, bool start, cw_client **out);
 /* The same with a namespace of its own (NULL: the environment's). */
 int cli_connect_to(const char *name_space, bool start, cw_client **out);
+
+/* What lies under a name: an array, read-only, or a tree; the other one is NULL. As cw_get() and
+ * cw_tree_get(). */
+int cli_open(cw_client *client, const char *name, cw_array **array, cw_tree **tree);
 
 /* The cablewayd that this command runs: $CABLEWAY_BROKER, beside this program, ../bin, then PATH. 0
  * or -ENOENT. */

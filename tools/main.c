@@ -22,8 +22,9 @@ static const struct cli_command commands[] = {
      CLI_JSON, 0, 0, cmd_status},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL, 0, 1, cmd_ls},
-    {"stat", "NAME", "Show all that is known about one name.", NULL, CLI_JSON | CLI_NAMESPACE, 1, 1,
-     cmd_stat},
+    {"stat", "NAME", "Show all that is known about one name.",
+     "Of a tree that is its version, devices and meta, too; --leaves lists what it consists of.\n",
+     CLI_JSON | CLI_NAMESPACE | CLI_LEAVES, 1, 1, cmd_stat},
     {"put", "NAME FILE.npy", "Put the array of a file under a name (FILE - reads stdin).",
      "The file may be a .safetensors file of one array, too.\n"
      "Starts a broker if none runs. A taken name is replaced, at once and whole. A name lives as "
@@ -41,13 +42,15 @@ static const struct cli_command commands[] = {
     {"verify", "NAME [PATH]", "Is a tree still what was published, and what lies in these files?",
      "Reads all of it. Says which tensors differ, and then exits with 1.\n",
      CLI_JSON | CLI_NAMESPACE, 1, 2, cmd_verify},
-    {"get", "NAME FILE.npy", "Write an array into a file (FILE - writes stdout).",
+    {"get", "NAME FILE", "Write an array or a tree into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order. A FILE whose name ends "
      "in\n"
      ".safetensors gets that format, in C order: it has dtypes that .npy lacks, such as "
-     "bfloat16.\n",
+     "bfloat16.\n"
+     "A tree needs such a FILE, which then has each leaf under its path.\n",
      CLI_JSON | CLI_NAMESPACE, 2, 2, cmd_get},
     {"cp", "NAME NAME", "Copy an array to another name; //NODE/NAME are other nodes'.",
+     "A tree gets another name for the same memory, which never changes; nothing is copied.\n"
      "Without --device a copy on this node lies where its original does, and what comes from "
      "another\n"
      "node or goes there comes into host memory. A GPU of another node is counted as that node "
@@ -55,8 +58,11 @@ static const struct cli_command commands[] = {
      CLI_NAMESPACE | CLI_KEEP | CLI_NO_REPLACE | CLI_DEVICE, 2, 2, cmd_cp},
     {"rm", "NAME...", "Remove names. Who holds an array keeps it.", NULL, CLI_NAMESPACE, 1, -1,
      cmd_rm},
-    {"wait", "NAME", "Wait until a name is there.", "Waits also for a broker to be started.\n",
-     CLI_NAMESPACE | CLI_TIMEOUT_OPTION, 1, 1, cmd_wait},
+    {"wait", "NAME", "Wait until a name is there.",
+     "Waits also for a broker to be started. With --after, waits until a tree has a later "
+     "version;\n"
+     "a new broker counts from 1 again.\n",
+     CLI_NAMESPACE | CLI_TIMEOUT_OPTION | CLI_AFTER, 1, 1, cmd_wait},
     {"stop", "", "Stop the broker; says first what would be lost.",
      "Asks on a terminal. Without one, and with something to lose, --yes is needed.\n",
      CLI_JSON | CLI_YES | CLI_FORCE, 0, 0, cmd_stop},

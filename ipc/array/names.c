@@ -56,7 +56,7 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     int space = (int)strlen(key->text) + 1; /* the name stands behind the namespace */
     if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
-        return cw_fail(-EISDIR, "\"%.*s\" is a tree, not an array: open it with cw_tree_get()",
+        return cw_fail(-EISDIR, "\"%.*s\" is a tree, not an array: get it as a tree",
                        (int)key->length - space, key->text + space);
     if (code == 0)
         code =

@@ -331,12 +331,16 @@ static bool read_about(char *text, cw_name_info *out) {
     memcpy(out->dtype, text, length);
     out->dtype[length] = 0;
     uint32_t itemsize;
-    if (length && (cw_dtype_size(out->dtype, &itemsize) != 0 || cw_text_clean(out->dtype, length)))
+    bool tree = strcmp(out->dtype, "tree") == 0;
+    if (length && !tree &&
+        (cw_dtype_size(out->dtype, &itemsize) != 0 || cw_text_clean(out->dtype, length)))
         return false;
     text += length + (text[length] != 0);
     for (out->ndim = 0; *text; out->ndim++)
         if (out->ndim == CW_NDIM_MAX || !take_number(&text, &out->shape[out->ndim]))
             return false;
+    if (tree && out->ndim != 1) /* how many leaves it has */
+        return false;
     out->nbytes = (uint64_t)size_bytes;
     out->created_ns = (uint64_t)created_ns;
     out->keep = keep != 0;

@@ -114,7 +114,7 @@ static int find_version(cw_client *client, const struct cw_name_key *key, const 
     if (!here)
         return ask_version(client, key, version, out);
     if (!(found.entry.flags & CW_ENTRY_TREE))
-        return cw_fail(-ENOTDIR, "\"%s\" is an array, not a tree: open it with cw_get()", name);
+        return cw_fail(-ENOTDIR, "\"%s\" is an array, not a tree: get it as an array", name);
     *out = (struct cw_version){.version = found.entry.id,
                                .slab = found.entry.slab,
                                .block = found.entry.block,

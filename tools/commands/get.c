@@ -1,7 +1,7 @@
 /*
- * cableway get: an array as an .npy file, or a .safetensors file if its name ends so. Contiguous
- * arrays (C or Fortran) are written as they lie; strided views in C order, gathered piece by piece.
- * The file appears whole or not at all.
+ * cableway get: an array as an .npy file, or a .safetensors file if its name ends so; a tree as a
+ * .safetensors file (get_tree.c). Contiguous arrays (C or Fortran) are written as they lie; strided
+ * views in C order. The file appears whole or not at all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,11 +14,11 @@
 
 #include "shm/base/error.h"
 #include "tools/cli.h"
+#include "tools/commands/get_tree.h"
+#include "tools/elements.h"
 #include "tools/npy/npy.h"
 #include "tools/output.h"
 #include "tools/safetensors/safetensors.h"
-
-#define PIECE_BYTES (4u << 20)
 
 struct target { /* where the file is written, until it gets its name */
     int fd;
@@ -65,141 +65,22 @@ static int target_close(struct target *target, int result) {
     return result;
 }
 
-static int write_all(int fd, const void *from, uint64_t size_bytes) {
-    uint64_t done = 0;
-    while (done < size_bytes) {
-        uint64_t piece = size_bytes - done < (64u << 20) ? size_bytes - done : 64u << 20;
-        ssize_t count = write(fd, (const char *)from + done, piece);
-        if (count < 0 && errno == EINTR)
-            continue;
-        if (count < 0)
-            return cw_fail(errno == ECONNRESET ? -EPIPE : -errno, "writing the file failed: %m");
-        done += (uint64_t)count;
-    }
-    return 0;
-}
-
-/* ---- the array ---- */
-
-static bool is_contiguous(const cw_layout *layout, bool fortran) {
-    int64_t expected = layout->itemsize;
-    bool contiguous = true;
-    for (uint32_t i = 0; i < layout->ndim; i++) {
-        uint32_t axis = fortran ? i : layout->ndim - 1 - i;
-        if (layout->shape[axis] == 0)
-            return true; /* no element, no order */
-        if (layout->shape[axis] != 1 && layout->strides[axis] != expected)
-            contiguous = false;
-        expected *= layout->shape[axis];
-    }
-    return contiguous;
-}
-
-static uint64_t data_bytes(const cw_layout *layout) {
-    uint64_t total = layout->itemsize;
-    for (uint32_t i = 0; i < layout->ndim; i++)
-        total *= (uint64_t)layout->shape[i];
-    return total;
-}
-
-struct gather { /* writes elements in C order through a buffer */
-    int fd;
-    char *buffer;
-    size_t used;
-};
-
-static int gather_add(struct gather *gather, const char *from, uint64_t size_bytes) {
-    while (size_bytes) {
-        uint64_t piece = PIECE_BYTES - gather->used;
-        piece = piece < size_bytes ? piece : size_bytes;
-        memcpy(gather->buffer + gather->used, from, piece);
-        gather->used += piece;
-        from += piece;
-        size_bytes -= piece;
-        if (gather->used == PIECE_BYTES) {
-            gather->used = 0;
-            int code = write_all(gather->fd, gather->buffer, PIECE_BYTES);
-            if (code)
-                return code;
-        }
-    }
-    return 0;
-}
-
-/* All elements of a strided array in C order: an odometer over the outer axes; the innermost axes
- * that lie together are one run. */
-static int write_strided(int fd, const cw_layout *layout, const char *data) {
-    uint32_t outer = layout->ndim;
-    uint64_t run_bytes = layout->itemsize;
-    while (outer &&
-           (layout->strides[outer - 1] == (int64_t)run_bytes || layout->shape[outer - 1] == 1))
-        run_bytes *= (uint64_t)layout->shape[--outer];
-    struct gather gather = {.fd = fd, .buffer = malloc(PIECE_BYTES)};
-    CW_ASSERT(gather.buffer);
-    int64_t place[CW_NDIM_MAX] = {0};
-    int code = 0;
-    for (bool more = true; more && code == 0;) {
-        code = gather_add(&gather, data, run_bytes);
-        more = false;
-        for (uint32_t axis = outer; axis-- > 0 && !more;) {
-            data += layout->strides[axis];
-            more = ++place[axis] < layout->shape[axis];
-            if (!more) {
-                data -= layout->strides[axis] * layout->shape[axis];
-                place[axis] = 0;
-            }
-        }
-    }
-    if (code == 0)
-        code = write_all(fd, gather.buffer, gather.used);
-    free(gather.buffer);
-    return code;
-}
-
-/* The elements where the CPU sees them: *copy is to be freed. */
-static int bring_here(cw_array *array, const cw_layout *layout, char **copy, const char **data) {
-    *copy = NULL;
-    *data = cw_array_data(array);
-    if (cw_array_gpu(array) < 0)
-        return 0;
-    uint64_t span_bytes = cw_array_nbytes(array), above_bytes = 0;
-    for (uint32_t i = 0; i < layout->ndim; i++)
-        if (layout->strides[i] < 0)
-            above_bytes += (uint64_t)((layout->shape[i] - 1) * -layout->strides[i]);
-    *copy = malloc(span_bytes);
-    if (!*copy)
-        return cw_fail(-EDQUOT, "no memory for a copy of %llu bytes",
-                       (unsigned long long)span_bytes);
-    int code = cw_array_read(array, 0, *copy, span_bytes);
-    *data = *copy + above_bytes;
-    return code;
-}
-
-static int write_array(const struct cli *cli, int fd, cw_array *array) {
+static int write_array(const struct cli *cli, int fd, const cw_array *array) {
     cw_layout layout;
     cw_array_layout(array, &layout);
     bool to_safetensors = safetensors_is_path(cli->arguments[1]); /* which has C order alone */
-    bool c_order = is_contiguous(&layout, false);
-    bool fortran_order = !to_safetensors && !c_order && is_contiguous(&layout, true);
-    uint64_t header_bytes, nbytes = data_bytes(&layout);
+    bool fortran_order = !to_safetensors && !elements_are_contiguous(&layout, false) &&
+                         elements_are_contiguous(&layout, true);
+    uint64_t header_bytes;
     char *header;
     int code = to_safetensors
                    ? safetensors_format_header(cli->arguments[0], &layout, &header, &header_bytes)
                    : npy_format_header(&layout, fortran_order, &header, &header_bytes);
     if (code)
         return code;
-    code = write_all(fd, header, header_bytes);
+    code = elements_write_bytes(fd, header, header_bytes);
     free(header);
-    if (code || nbytes == 0)
-        return code;
-    const char *data;
-    char *copy;
-    code = bring_here(array, &layout, &copy, &data);
-    if (code == 0)
-        code = c_order || fortran_order ? write_all(fd, data, nbytes)
-                                        : write_strided(fd, &layout, data);
-    free(copy);
-    return code;
+    return code ? code : elements_write(fd, array, 0, &layout, fortran_order);
 }
 
 static void report(const struct cli *cli, const cw_array *array) {
@@ -211,40 +92,88 @@ static void report(const struct cli *cli, const cw_array *array) {
     if (cli->options & CLI_JSON) {
         output_json(json_pack("{s:o, s:o, s:I}", "name", output_json_text(cli->arguments[0]),
                               "file", output_json_text(cli->arguments[1]), "bytes",
-                              (json_int_t)data_bytes(&layout)));
+                              (json_int_t)elements_nbytes(&layout)));
         return;
     }
     char *shape = output_shape(layout.ndim, layout.shape), *dtype = output_safe(layout.dtype);
     char *path = output_safe(cli->arguments[1]);
-    printf("%s: %s %s, %s\n", path, shape, dtype, output_size(data_bytes(&layout), size));
+    printf("%s: %s %s, %s\n", path, shape, dtype, output_size(elements_nbytes(&layout), size));
     free(path);
     free(dtype);
     free(shape);
 }
 
+/* A file that cannot be written is no missing name and no lost broker. */
+static int file_result(int result) {
+    return result ? cli_error(result == -EDQUOT ? CLI_LIMIT : CLI_FAILED, "%s", cw_error())
+                  : CLI_OK;
+}
+
+static int get_array(const struct cli *cli, const cw_array *array) {
+    struct target target;
+    int result = target_open(cli->arguments[1], &target);
+    if (result == 0)
+        result = write_array(cli, target.fd, array);
+    int code = file_result(target_close(&target, result));
+    if (code == CLI_OK)
+        report(cli, array);
+    return code;
+}
+
+/* ---- a tree ---- */
+
+static void report_tree(const struct cli *cli, const cw_tree *tree, uint64_t data_bytes) {
+    char size[OUTPUT_SHORT];
+    cw_tree_info info;
+    cw_tree_look_at(tree, &info);
+    if (cli->options & CLI_JSON) {
+        output_json(json_pack("{s:o, s:o, s:I, s:I, s:i}", "name",
+                              output_json_text(cli->arguments[0]), "file",
+                              output_json_text(cli->arguments[1]), "bytes", (json_int_t)data_bytes,
+                              "version", (json_int_t)info.version, "leaves", (int)info.leaves));
+        return;
+    }
+    char *path = output_safe(cli->arguments[1]);
+    printf("%s: %u leaves, %s\n", path, info.leaves, output_size(data_bytes, size));
+    free(path);
+}
+
+static int get_tree(const struct cli *cli, cw_client *client, const cw_tree *tree) {
+    const char *name = cli->arguments[0], *path = cli->arguments[1];
+    struct target target;
+    uint64_t data_bytes = 0;
+    cw_tree_info info;
+    cw_tree_look_at(tree, &info);
+    if (!safetensors_is_path(path))
+        return cli_error(CLI_FAILED,
+                         "\"%s\" is a tree of %u arrays, and an .npy file holds one: give a file "
+                         "that ends in .safetensors, which holds all of them, or save one from "
+                         "Python by numpy.save(file, cableway.get(name)[path].numpy())",
+                         name, info.leaves);
+    int result = target_open(path, &target);
+    if (result == 0)
+        result = get_tree_write(target.fd, name, client, tree, &data_bytes);
+    int code = file_result(target_close(&target, result));
+    if (code == CLI_OK)
+        report_tree(cli, tree, data_bytes);
+    return code;
+}
+
 int cmd_get(const struct cli *cli) {
     cw_client *client;
-    cw_array *array;
+    cw_array *array = NULL;
+    cw_tree *tree = NULL;
     int result = cw_name_check(cli->arguments[0]);
     if (result)
         return cli_result(result);
     int code = cli_connect(cli, false, &client);
     if (code)
         return code;
-    code = cli_result(cw_get(client, cli->arguments[0], CW_READONLY, &array));
-    if (code == CLI_OK) {
-        struct target target;
-        result = target_open(cli->arguments[1], &target);
-        if (result == 0)
-            result = write_array(cli, target.fd, array);
-        result = target_close(&target, result);
-        /* A file that cannot be written is no missing name and no lost broker. */
-        code = result ? cli_error(result == -EDQUOT ? CLI_LIMIT : CLI_FAILED, "%s", cw_error())
-                      : CLI_OK;
-        if (code == CLI_OK)
-            report(cli, array);
-        cw_array_close(array);
-    }
+    code = cli_result(cli_open(client, cli->arguments[0], &array, &tree));
+    if (code == CLI_OK)
+        code = tree ? get_tree(cli, client, tree) : get_array(cli, array);
+    cw_tree_close(tree);
+    cw_array_close(array);
     cw_client_unref(client);
     return code;
 }

@@ -22,6 +22,20 @@ struct listing {
     struct output_table table;
 };
 
+/* As the table has it; to be freed. Of a tree the library tells how many leaves it has. */
+static char *shape_of(const cw_name_info *info) {
+    char *text = NULL;
+    if (!*info->dtype) /* who put it described it by what is no description */
+        text = strdup("?");
+    else if (strcmp(info->dtype, "tree") != 0)
+        text = output_shape(info->ndim, info->shape);
+    else if (asprintf(&text, "%lld %s", (long long)info->shape[0],
+                      info->shape[0] == 1 ? "leaf" : "leaves") < 0)
+        text = NULL;
+    CW_ASSERT(text);
+    return text;
+}
+
 /* name: as it is said here, with the node that it is of. */
 static void add_row(struct listing *listing, const char *name, const cw_name_info *info,
                     const char *name_space) {
@@ -31,9 +45,8 @@ static void add_row(struct listing *listing, const char *name, const cw_name_inf
         return;
     }
     struct output_table *table = &listing->table;
-    bool known = *info->dtype; /* else who put it described it by what is no description */
-    char *shape = known ? output_shape(info->ndim, info->shape) : strdup("?");
-    CW_ASSERT(shape);
+    bool known = *info->dtype;
+    char *shape = shape_of(info);
     if (listing->cli->options & CLI_ALL)
         output_table_add(table, *name_space ? name_space : "-");
     bool here = *info->device; /* another node does not tell where it lies and who holds it */

@@ -1,6 +1,7 @@
 /*
- * cableway wait: until a name is there. No broker is started for it, but one that is not there yet
- * is waited for, too: a script may begin to wait before the program that puts the name.
+ * cableway wait: until a name is there, or means a later version than one that is known. No broker
+ * is started for it, but one that is not there yet is waited for, too: a script may begin to wait
+ * before the program that puts the name.
  */
 #include <errno.h>
 #include <time.h>
@@ -53,7 +54,9 @@ int cmd_wait(const struct cli *cli) {
         return code;
     int result;
     do
-        result = cw_wait(client, cli->arguments[0], left_ns(until_ns));
+        result = cli->options & CLI_AFTER
+                     ? cw_wait_after(client, cli->arguments[0], cli->after, left_ns(until_ns))
+                     : cw_wait(client, cli->arguments[0], left_ns(until_ns));
     while (result == -EINTR);
     cw_client_unref(client);
     return cli_result(result);

@@ -123,34 +123,60 @@ int safetensors_read_header(int fd, const char *path, struct npy *out) {
 
 /* ---- writing ---- */
 
-int safetensors_format_header(const char *name, const cw_layout *layout, char **out,
-                              uint64_t *size_bytes) {
+static bool add(json_t *header, const char *name, const cw_layout *layout, const cw_dtype_row *row,
+                uint64_t begin, uint64_t end) {
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < layout->ndim; i++) {
+        int64_t lanes = i + 1 == layout->ndim ? row->dlpack_lanes : 1;
+        json_array_append_new(shape, json_integer(layout->shape[i] * lanes));
+    }
+    json_t *told = json_pack("{s:s, s:o, s:[I, I]}", "dtype", row->safetensors, "shape", shape,
+                             "data_offsets", (json_int_t)begin, (json_int_t)end);
+    return told && json_object_set_new(header, name, told) == 0;
+}
+
+int safetensors_add(json_t *header, const char *name, const cw_layout *layout,
+                    uint64_t *data_bytes) {
     const cw_dtype_row *row = row_by_dtype(layout->dtype);
     if (!row || (row->dlpack_lanes > 1 && !layout->ndim))
         return cw_fail(-ENOTSUP,
-                       "a .safetensors file has no dtype %.60s; from Python numpy.save(file, "
-                       "cableway.get(name).numpy()) writes its bytes",
-                       layout->dtype);
+                       "\"%.200s\": a .safetensors file has no dtype %.60s; from Python "
+                       "numpy.save(file, array.numpy()) writes the bytes of one array",
+                       name, layout->dtype);
     if (!strcmp(name, METADATA))
         return cw_fail(-ENOTSUP, "no array in a .safetensors file is called " METADATA
                                  "; put it under another name first");
     uint64_t nbytes = layout->itemsize;
-    json_t *shape = json_array();
-    for (uint32_t i = 0; i < layout->ndim; i++) {
+    for (uint32_t i = 0; i < layout->ndim; i++)
         nbytes *= (uint64_t)layout->shape[i];
-        int64_t lanes = i + 1 == layout->ndim ? row->dlpack_lanes : 1;
-        json_array_append_new(shape, json_integer(layout->shape[i] * lanes));
-    }
-    json_t *header = json_pack("{s:{s:s, s:o, s:[i, I]}}", name, "dtype", row->safetensors, "shape",
-                               shape, "data_offsets", 0, (json_int_t)nbytes);
-    char *text = header ? json_dumps(header, JSON_COMPACT) : NULL;
-    json_decref(header);
-    if (!text)
+    if (!add(header, name, layout, row, *data_bytes, *data_bytes + nbytes))
         return cw_fail(-ENOTSUP, "the name %.200s cannot stand in a .safetensors file", name);
+    *data_bytes += nbytes;
+    return 0;
+}
+
+int safetensors_set_metadata(json_t *header, json_t *texts) {
+    return json_object_set(header, METADATA, texts) == 0
+               ? 0
+               : cw_fail(-EDQUOT, "no memory for the metadata of a .safetensors file");
+}
+
+int safetensors_format(const json_t *header, char **out, uint64_t *size_bytes) {
+    char *text = json_dumps(header, JSON_COMPACT);
+    if (!text)
+        return cw_fail(-EDQUOT, "no memory for the header of a .safetensors file");
     size_t used = LENGTH_BYTES + strlen(text), whole_bytes = (used + NPY_ALIGN - 1) / NPY_ALIGN;
     whole_bytes *= NPY_ALIGN;
-    char *made = malloc(whole_bytes);
-    CW_ASSERT(made);
+    char *made = whole_bytes - LENGTH_BYTES <= HEADER_MAX ? malloc(whole_bytes) : NULL;
+    if (!made) {
+        free(text);
+        return whole_bytes - LENGTH_BYTES <= HEADER_MAX
+                   ? cw_fail(-EDQUOT, "no memory for a header of %zu bytes", whole_bytes)
+                   : cw_fail(-ENOTSUP,
+                             "the names, shapes and metadata take %zu bytes; the header of a "
+                             ".safetensors file has at most %u",
+                             whole_bytes, HEADER_MAX);
+    }
     memset(made, ' ', whole_bytes);
     for (size_t i = 0; i < LENGTH_BYTES; i++)
         made[i] = (char)((whole_bytes - LENGTH_BYTES) >> (8 * i));
@@ -159,4 +185,16 @@ int safetensors_format_header(const char *name, const cw_layout *layout, char **
     *out = made;
     *size_bytes = whole_bytes;
     return 0;
+}
+
+int safetensors_format_header(const char *name, const cw_layout *layout, char **out,
+                              uint64_t *size_bytes) {
+    json_t *header = json_object();
+    uint64_t data_bytes = 0;
+    CW_ASSERT(header);
+    int code = safetensors_add(header, name, layout, &data_bytes);
+    if (code == 0)
+        code = safetensors_format(header, out, size_bytes);
+    json_decref(header);
+    return code;
 }

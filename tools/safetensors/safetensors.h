@@ -1,6 +1,6 @@
 /*
- * Safetensors files with one array: the header, read and written. Files of several arrays are
- * refused: a name holds one.
+ * Safetensors files: the header, read and written. To read, files of several arrays are refused:
+ * `cableway load` makes a tree of them.
  *
  * A file is input from outside: every field is checked by the format's own rules (one JSON object
  * without repeated keys, of 100 MB at most; the data as long as dtype and shape say, and
@@ -9,6 +9,7 @@
 #ifndef CW_TOOLS_SAFETENSORS_SAFETENSORS_H
 #define CW_TOOLS_SAFETENSORS_SAFETENSORS_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -24,8 +25,20 @@ bool safetensors_is_path(const char *path);
  */
 int safetensors_read_header(int fd, const char *path, struct npy *out);
 
-/* Formats the header of an array in C order, as long as a multiple of NPY_ALIGN. The caller frees
- * *out. -ENOTSUP: the format has no such dtype, or no such name. */
+/*
+ * A header to be written is an object of JSON until it is complete. Adds an array in C order, whose
+ * data lie behind those that were added before; *data_bytes is how many these are, and grows.
+ * -ENOTSUP: the format has no such dtype, or no such name.
+ */
+int safetensors_add(json_t *header, const char *name, const cw_layout *layout,
+                    uint64_t *data_bytes);
+/* texts: an object whose values are texts, which is borrowed. -EDQUOT. */
+int safetensors_set_metadata(json_t *header, json_t *texts);
+/* The header as it stands in the file, as long as a multiple of NPY_ALIGN. The caller frees *out.
+ * -ENOTSUP: it is longer than the format allows; -EDQUOT. */
+int safetensors_format(const json_t *header, char **out, uint64_t *size_bytes);
+
+/* The same at once for a file of one array. */
 int safetensors_format_header(const char *name, const cw_layout *layout, char **out,
                               uint64_t *size_bytes);
 

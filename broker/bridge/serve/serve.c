@@ -347,6 +347,24 @@ void cwb_list_answer(struct cwb_served *served, int status, char *names, uint64_
         free(names);
 }
 
+/* What a record says. Of a tree: "tree", how many leaves it has, and their bytes; of what is no
+ * description: nothing, since the name is there all the same. */
+static void describe(const struct cw_found *found, struct cw_shape *shape, uint64_t *size_bytes) {
+    struct cw_meta_tree tree;
+    *size_bytes = found->entry.size_bytes;
+    if (found->entry.flags & CW_ENTRY_TREE &&
+        cw_meta_tree_decode(found->meta, found->entry.meta_bytes, &tree) == 0) {
+        shape->ndim = 1;
+        shape->shape[0] = tree.leaves;
+        strcpy(shape->dtype, "tree");
+        *size_bytes = tree.total_bytes;
+    } else if (cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes,
+                              shape) != 0) {
+        shape->ndim = 0;
+        *shape->dtype = 0;
+    }
+}
+
 /* What is known about one name, without its bytes. */
 static void serve_about(struct cwb_link *link, const struct cwb_frame *frame) {
     struct subject subject;
@@ -354,22 +372,20 @@ static void serve_about(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cw_shape shape;
     char *text = NULL;
     size_t size_bytes;
+    uint64_t data_bytes;
     subject_of(frame->key, frame->key_bytes, &subject);
     int code = look(link->bridge, link->peer, &subject, &found);
     if (code) {
         answer(link, frame, code, NULL, 0);
         return;
     }
-    if (cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape) != 0) {
-        shape.ndim = 0; /* the name is there all the same */
-        *shape.dtype = 0;
-    }
+    describe(&found, &shape, &data_bytes);
     FILE *out = open_memstream(&text, &size_bytes);
     if (!out) {
         answer(link, frame, cwb_no_memory("what is known about a name"), NULL, 0);
         return;
     }
-    fprintf(out, "%llu\t%llu\t%d\t%s", (unsigned long long)found.entry.size_bytes,
+    fprintf(out, "%llu\t%llu\t%d\t%s", (unsigned long long)data_bytes,
             (unsigned long long)found.entry.created_ns, (found.entry.flags & CW_ENTRY_KEEP) != 0,
             shape.dtype);
     for (uint32_t i = 0; i < shape.ndim; i++)

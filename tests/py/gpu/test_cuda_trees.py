@@ -244,3 +244,29 @@ host = cw.put("h", {k: v.to("cpu") for k, v in state(1.0).items()})
 assert host.content_hash == t.content_hash
 """
     )
+
+
+def test_the_command_line_writes_and_shows_a_tree_on_a_gpu(program, tmp_path):
+    program(
+        f"COMMAND = {str(cuda_support.COMMAND)!r}; FILE = {str(tmp_path / 'm.safetensors')!r}"
+        + """
+import json
+def run(*words):
+    return subprocess.run([COMMAND, *words], capture_output=True, text=True, check=True).stdout
+whole = np.arange(24, dtype="i4").reshape(4, 6)
+on = cw.asarray(whole, device="cuda:0")
+large = np.arange(17 << 20, dtype="u4")                       # more bytes than are copied at once
+odd = cw.asarray(whole, device="cuda:0")[::-1, 1::2]
+state = {"x": on, "odd": odd, "host": cw.asarray(np.ones(3)), "large": cw.asarray(large, device="cuda:0")}
+t = cw.put("m", state, meta={"k": "v"}, copy=False)
+run("get", "m", FILE)
+back = cw.load("back", FILE)
+for path, wanted in {"x": whole, "odd": whole[::-1, 1::2], "host": np.ones(3), "large": large}.items():
+    assert (back[path].numpy() == wanted).all(), path
+told = json.loads(run("stat", "m", "--json", "--leaves"))
+gpu = on.device_uuid
+assert sorted(told["devices"]) == sorted(["cpu", gpu]) and gpu in run("stat", "m")
+devices = {leaf["path"]: leaf["device"] for leaf in told["paths"]}
+assert devices == {"x": gpu, "odd": gpu, "large": gpu, "host": "cpu"}
+"""
+    )

@@ -97,6 +97,8 @@ static void a_tree_and_an_array_are_not_taken_for_each_other(void **state) {
     make(&made);
     OK(put(&made, "m", CW_ANY_VERSION, NULL));
     assert_int_equal(cw_get(made.client, "m", 0, &array), -EISDIR);
+    assert_non_null(strstr(cw_error(), "\"m\" is a tree, not an array: get it as a tree"));
+    assert_null(strstr(cw_error(), "cw_")); /* the command and Python say it, too */
     OK(cw_name_stat(made.client, "m", &info));
     assert_string_equal(info.dtype, "tree");
     assert_int_equal(info.shape[0], 4);
@@ -104,6 +106,8 @@ static void a_tree_and_an_array_are_not_taken_for_each_other(void **state) {
     assert_string_equal(info.device, "cpu");
     OK(cw_array_put(made.array, "m", CW_REPLACE, NULL, 0));
     assert_int_equal(cw_tree_get(made.client, "m", 0, &tree), -ENOTDIR);
+    assert_non_null(strstr(cw_error(), "\"m\" is an array, not a tree: get it as an array"));
+    assert_null(strstr(cw_error(), "cw_"));
     assert_int_equal(cw_tree_get(made.client, "n", 0, &tree), -ENOENT);
     unmake(&made);
 }

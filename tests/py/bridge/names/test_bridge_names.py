@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,15 @@ def test_a_tree_of_another_node_is_refused_as_what_it_is(two: tuple[Node, Node])
             cw.put("//b/in/tree", {"w": np.arange(4)})
         b.put("open/good", np.arange(5))
         assert cw.get("//b/open/good", timeout=60).tolist() == [0, 1, 2, 3, 4]
+    (row,) = json.loads(a.command("ls", "--json", "//b/open/tree").stdout)
+    assert (row["dtype"], row["shape"], row["bytes"]) == ("tree", [1], tree.nbytes)
+    assert " 1 leaf  tree " in a.command("ls", "//b/open/tree").stdout
+    told = a.command("stat", "//b/open/tree").stdout
+    assert re.search(r"(?m)^leaves +1\ndtype +tree$", told), told
+    told = a.command("stat", "--leaves", "//b/open/tree", check=False).stderr
+    assert "another node's tree" in told
+    told = a.command("get", "//b/open/tree", "tree.safetensors", check=False).stderr
+    assert "is a tree there" in told and "cw_" not in told
     b.command("rm", "open/tree", "open/good")
 
 

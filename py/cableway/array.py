@@ -48,18 +48,19 @@ __all__ = ["Array"]
 class Array(Values, _dispatch.Fields):
     """A handle on an array in shared memory; `get`, `put`, `empty` and others make it.
 
-    NumPy and other libraries take it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from Python 3.12 on
-    `memoryview(w)` and `bytearray(w)` (with older Pythons those of `w.numpy()`). An array on a GPU is taken by
-    `cupy.asarray(w)` and `torch.from_dlpack(w)`. A slice (`w[10:20]`) is a handle on a part of the same memory; `w[...] = x`
-    writes. However it is pickled, it travels as a handle of about 200 bytes, and the receiver sees the same memory.
+    NumPy and other libraries use it without a copy: `numpy.asarray(w)`, `numpy.from_dlpack(w)`, and from Python 3.12 on
+    `memoryview(w)` and `bytearray(w)` (with older Pythons those of `w.numpy()`). For an array on a GPU, use `cupy.asarray(w)` or
+    `torch.from_dlpack(w)`. A slice (`w[10:20]`) is a handle on a part of the same memory; `w[...] = x` writes. A pickle of it, of
+    whatever kind, is a handle of about 200 bytes, and the receiver sees the same memory.
 
     In host memory everything else is as with an ndarray: `w == 2`, `2 in w`, `w + 1`, `w.sum()`, `numpy.sqrt(w)`, `w[w > 2]`
     and `w[[0, 2]]` give ndarrays or scalars; `w += 1` and `out=w` write; a 1-d array iterates over its elements, one with more
     axes over handles on its parts. Take `x = w.numpy()` before a loop over single elements: `x[i]` is many times quicker than
-    `w[i]`. Functions that insist on a real ndarray want it too: `rng.random(out=w.numpy())`. Like an ndarray it has no hash:
-    use its name, or `id(w)`, as a key. For an array on a GPU all of these raise a TypeError that says what to do instead.
+    `w[i]`. Functions that accept only a real ndarray need `w.numpy()`, too: `rng.random(out=w.numpy())`. Like an ndarray it has
+    no hash: use its name, or `id(w)`, as a key. For an array on a GPU all of these raise a TypeError that says what to do
+    instead.
 
-    close() ends this handle. Views that were taken from it stay valid, and keep the memory until the last of them is gone.
+    close() ends this handle. Views on it stay valid, and the memory stays until the last of them is gone.
     """
 
     __slots__ = ("__weakref__",)
@@ -120,8 +121,9 @@ class Array(Values, _dispatch.Fields):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What one element is. What NumPy lacks ("bfloat16") is ml_dtypes' where that is installed, else a void of its size;
-        repr(w) has the word. Of two numbers in a byte (`int4_x2`) an element is the byte, and `numpy()` sees it as uint8.
+        """The type of one element. A type that NumPy lacks ("bfloat16") is a dtype of ml_dtypes if that is installed, else a void
+        of the same size; repr(w) shows its name. If a byte holds two numbers (`int4_x2`), an element is the byte, and `numpy()`
+        shows it as uint8.
         """
         return self._layout_now().dtype
 
@@ -157,7 +159,7 @@ class Array(Values, _dispatch.Fields):
 
     @property
     def device_uuid(self) -> str:
-        """The UUID of the GPU where it lies, the same in every process; "" on the host."""
+        """The UUID of the GPU that holds the array, the same in every process; "" for host memory."""
         return interop.uuid(self._open_lease())
 
     @property
@@ -167,12 +169,12 @@ class Array(Values, _dispatch.Fields):
 
     @property
     def away(self) -> bool:
-        """Whether its bytes are in host memory now, since its GPU was full: the next use brings them back."""
+        """Whether its bytes are in host memory now because its GPU was full. The next use brings them back."""
         return bool(lib.cw_array_away(self._open_lease().pointer))
 
     @property
     def name(self) -> str | None:
-        """The name under which it was put or found, None for unnamed arrays and parts."""
+        """The name under which it was put or found; None for unnamed arrays and for parts."""
         return self._name
 
     @property
@@ -328,11 +330,12 @@ class Array(Values, _dispatch.Fields):
         return dlpack.give(self, stream, max_version, dl_device, copy)
 
     def copy_from(self, source: ArrayLike | Array, *, stream: Any = None) -> Array:
-        """Copies source into this array, converting its numbers where that is safe enough ("same_kind").
+        """Copies source into this array, and converts its numbers if NumPy's rule "same_kind" allows it.
 
         Args:
-            source: anything array-like of the same shape, also on a GPU; from there numbers are not converted.
-            stream: between GPU arrays of ours, the copy is given to this stream and goes on; else it blocks until done.
+            source: anything array-like of the same shape, also on a GPU. Numbers from a GPU are not converted.
+            stream: between two GPU arrays of cableway, the stream that does the copy; the call then returns at once. None: the
+                call returns when the copy is done.
 
         Returns:
             Array: this one.
@@ -359,7 +362,7 @@ class Array(Values, _dispatch.Fields):
         return copies.duplicate(self)
 
     def to(self, device: str, *, stream: Any = None) -> Array:
-        """This array on a device: itself when it lies there already, else a copy.
+        """This array on a device: the array itself if it is there already, else a copy.
 
         Args:
             device: "cpu", or "cuda:N".
@@ -382,14 +385,14 @@ class Array(Values, _dispatch.Fields):
         return self.to(device, stream=stream)
 
     def prefetch(self, device: str | None = None) -> Array:
-        """This array on a device, ahead of its use there: itself when it belongs there, else a copy.
+        """Starts to bring this array to a device ahead of its use there: itself if it belongs there, else a copy.
 
-        Returns at once; the copy goes on in a stream of its own. What uses the result comes after it by itself:
-        `reading` and `writing`, `wait`, every copy, and `cupy.asarray` or `torch.from_dlpack`, which wait until it is
-        there. Towards "cpu", and by cableway-mover, it blocks, as `to`.
+        Returns at once; the copy goes on in a stream of its own. Everything that uses the result waits for the copy: `reading`
+        and `writing`, `wait`, every copy, and `cupy.asarray` or `torch.from_dlpack`. A copy to "cpu", or by cableway-mover,
+        blocks, as with `to`.
 
         Args:
-            device: "cuda:N" or "cpu"; None for its own: an evictable array that is away then comes back.
+            device: "cuda:N" or "cpu"; None for the array's own device: an evictable array that is away then comes back.
 
         Raises:
             DeviceError: there is no such device.
@@ -404,16 +407,17 @@ class Array(Values, _dispatch.Fields):
         return copies.prefetch(self, self.device if device is None else resolve(device))
 
     def torch(self) -> Any:
-        """A tensor of PyTorch's on this memory, without a copy: what one writes the other sees, and sending it to another process
-        (by a `cableway.Queue`, or after `cableway.torch.share()`) copies nothing either.
+        """A PyTorch tensor on this memory, without a copy. Each sees what is written to the other. Sending the tensor to another
+        process (by a `cableway.Queue`, or after `cableway.torch.share()`) copies nothing either.
 
-        Its work comes after the last write of the array, in the current stream; later work is put in order by `writing` and
-        `reading`. Of a read-only array it is writable all the same, since PyTorch has no others: a warning says so once.
+        Work on the tensor in the current stream waits for the last write to the array; `writing` and `reading` put later work in
+        order. The tensor of a read-only array is writable all the same, since PyTorch has no read-only tensors; a warning says so
+        once.
 
         Raises:
             ImportError: PyTorch is not installed.
-            BufferError: PyTorch has no such dtype.
-            ProducerDied: who wrote it last died before it was complete.
+            BufferError: PyTorch does not have this dtype.
+            ProducerDied: the process that wrote it last died before its work was complete.
         """
         import torch
 
@@ -429,29 +433,29 @@ class Array(Values, _dispatch.Fields):
     def writing(
         self, stream: Any = None, *, timeout: float | None = None, whole: bool = False
     ) -> stream_order.Writing:
-        """In this `with` a GPU stream may be given work that writes the array, in order with all others' work.
+        """A `with` block in which GPU work may write the array, in order with the work of all other processes.
 
         Args:
             stream: a number or a stream of a GPU library; None for the current one. See `cableway._cuda.stream_order`.
-            timeout: seconds that the CPU waits at most, where it has to; None for ever. Then `Timeout`.
-            whole: every element is written, so that it does not matter if the last writer died.
+            timeout: seconds that the CPU waits at most, if it has to wait; then `Timeout` is raised. None: for ever.
+            whole: your work writes every element, so that it does not matter if the last writer died.
 
         Returns:
-            Writing: a section. `with y.writing() as r:`, and after it `r.wait()` means: the work is done and was built on complete
-            data, or `ProducerDied`.
+            Writing: a section. Call `r.wait()` after `with y.writing() as r:` to wait until the work is complete. It raises
+            `ProducerDied` if the data that the work used was not complete.
 
         Raises:
-            ProducerDied: a process died before its work, which this one builds on, was complete: by the begin, by the end where it is
-                known by then, or by the section's `wait`.
+            ProducerDied: a process died before its GPU work on the array was complete. This is raised at the begin, at the end if
+                it is known by then, or by the section's `wait`.
         """
         return stream_order.Writing(self, stream, timeout, whole)
 
     def reading(self, stream: Any = None, *, timeout: float | None = None) -> stream_order.Reading:
-        """The same for work that reads the array."""
+        """Like `writing`, for GPU work that reads the array."""
         return stream_order.Reading(self, stream, timeout)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits on the CPU until the last write is complete, timeout seconds at most. Raises as `writing`."""
+        """Waits on the CPU until the last write is complete, at most timeout seconds. Raises what `writing` raises."""
         stream_order.wait(self, timeout)
         copies.arrived(self._open_lease())
 
@@ -468,7 +472,7 @@ class Array(Values, _dispatch.Fields):
         return make(lease, layouts.seen(found), offset, None, self._memory)
 
     def __getitem__(self, key: Any) -> Any:
-        """A handle on a part, if key is basic; an element of host memory, or a copy of several, as NumPy gives them.
+        """For a basic key (slices, `...`) a handle on a part; in host memory also one element, or a copy of several, as in NumPy.
 
         >>> import cableway as cw
         >>> w = cw.asarray([1, 2, 3])
@@ -509,7 +513,7 @@ class Array(Values, _dispatch.Fields):
             found[plain(key)] = copies.as_values(self, found, value)
 
     def __iter__(self) -> Iterator[Any]:
-        """The elements of a 1-d array, handles on the parts of one with more axes."""
+        """Iterates over the elements of a 1-d array, or over handles on the parts of an array with more axes."""
         if not self.shape:
             raise TypeError("iteration over a 0-d array")
         if self.ndim == 1:
@@ -531,7 +535,7 @@ class Array(Values, _dispatch.Fields):
     # ---- its life
 
     def close(self) -> None:
-        """Ends this handle. Views taken from it stay valid. May be repeated."""
+        """Ends this handle. Views on it stay valid. May be repeated."""
         self._memory = None
         self._lease = None
         self._described = None
@@ -561,8 +565,8 @@ class Array(Values, _dispatch.Fields):
         """48 bytes that name this array's memory for another process of the same broker.
 
         Args:
-            transit: True: the broker holds the array until the handle is first opened, or for its limit of
-                seconds; False: the caller holds the array until then.
+            transit: True: the broker holds the array until the handle is first opened, but at most `transit_seconds`; False: the
+                caller must keep the array until then.
         """
         return bytes(ffi.buffer(exported(usable(self._open_lease()), int(transit))))
 
@@ -595,7 +599,7 @@ class Array(Values, _dispatch.Fields):
         return self.__reduce__()
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        """What dask names a computation by: equal for equal contents."""
+        """The token by which dask names a computation: equal for equal contents."""
         return hashing.token(self)
 
 
@@ -634,8 +638,8 @@ def open_handle(
 
     Raises:
         Stale: the array is gone.
-        BrokerLost: the broker is gone that held it.
-        Error: the handle or the layout cannot be.
+        BrokerLost: the broker that held it is gone.
+        Error: the handle or the layout is malformed.
     """
     carried = ffi.new("cw_handle *")
     if len(handle) != ffi.sizeof("cw_handle"):

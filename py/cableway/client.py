@@ -1,7 +1,7 @@
 """Connections to the broker. A process has one default connection, made when it is first needed.
 
-No broker running: the first call starts one. After a fork the child makes its own connection at first use,
-to the same broker and namespace. After `BrokerLost` the next call connects anew.
+If no broker runs, the first call starts one. After a fork the child makes its own connection at first use, to the same broker and
+namespace. After `BrokerLost` the next call connects anew.
 
 >>> import cableway as cw
 >>> with cw.connect(namespace="docs") as connection:
@@ -34,11 +34,11 @@ Settings = tuple[
 class Connection:
     """One connection of this process to the broker. `connect` makes it.
 
-    As a context manager it ends at the end of the block, and the connection that was the default before is the
-    default again. Arrays that came over it stay valid.
+    As a context manager, it closes at the end of the block, and the former default connection is the default again. Arrays that
+    came over it stay valid.
 
     Attributes:
-        instance: which run of the broker this is: a random number.
+        instance: a random number that identifies this run of the broker.
         pid: of the process that made it.
         number: the address of the `cw_client`.
     """
@@ -103,7 +103,7 @@ class Connection:
         return self._pointer is None
 
     def close(self) -> None:
-        """Ends the connection, once no array that came over it is held any more. May be repeated."""
+        """Ends the connection as soon as no array that came over it is in use. May be repeated."""
         global _default, _settings
         with _lock:
             # Also when the default was made anew from these settings, after the broker was lost.
@@ -154,8 +154,8 @@ def connect(
         address: path of the broker's socket, or of its folder; None for the user's own broker ($CABLEWAY_DIR, else
             $XDG_RUNTIME_DIR/cableway, else /tmp/cableway-UID), which is started if it does not run.
         namespace: keeps the names of unrelated runs apart; 0 to 64 of the characters A-Z a-z 0-9 _ . -
-            None for $CABLEWAY_NAMESPACE, else "". Child processes that do not come by fork read the
-            environment: set the variable where they shall use the namespace too.
+            None for $CABLEWAY_NAMESPACE, else "". Child processes that are not forked read the environment: set the variable if
+            they are to use the namespace, too.
 
     Returns:
         Connection: may be used with `with`.
@@ -163,7 +163,7 @@ def connect(
     Raises:
         ValueError: a bad namespace.
         BrokerLost: no broker could be reached or started.
-        Error: the socket's folder is not ours, or the broker speaks another version.
+        Error: the socket's folder belongs to another user, or the broker speaks another version.
 
     >>> import cableway as cw
     >>> with cw.connect(namespace="run-7") as connection:

@@ -9,10 +9,10 @@ the object are views on it.
              RELEASED  the maker has dropped it without closing: handles under way may still be opened
              CLOSED    nobody may open it or ask for its value any more
 
-The state is written by the maker alone. Others keep what they have opened in a cache, at most CACHED_MAX constants,
-and let go of it when they see that the maker is done: when they open another constant, and a Pool's worker
-before each task. If the maker is killed the others see that too, at these moments, once a second at most; what
-a task has stays valid, since each view holds the lease on the memory.
+Only the maker writes the state. Other processes cache the constants that they have opened, at most CACHED_MAX. They drop a
+constant when they see that the maker is done with it, or is dead. They check this when they open another constant, and a Pool's
+worker checks before each task; whether the maker is dead they check at most once a second. The objects that a task has stay
+valid, since each view holds the lease on the memory.
 
 >>> import numpy as np, cableway as cw
 >>> with cw.constant(np.arange(3.0)) as c, cw.Pool(2) as pool:
@@ -236,9 +236,9 @@ def _closed() -> Stale:
 class Constant(Generic[_T]):
     """A handle on an object in shared memory; `constant` makes it.
 
-    As an argument of a task of a Pool or Executor (an item of `map`, an element of `starmap`'s tuples, what
-    `apply`, `submit`, an initializer or a `functools.partial` is given) it arrives as the object itself. Anywhere
-    else, inside a list, in a function's closure, through a Queue, it arrives as a Constant, and `value` is the object.
+    If it is an argument of a task of a Pool or Executor, the task gets the object itself. Arguments are the items of `map`, the
+    elements of `starmap`'s tuples, and the arguments of `apply`, `submit`, an initializer or a `functools.partial`. Anywhere else
+    (inside a list, in a function's closure, through a Queue) the receiver gets a Constant, and `value` is the object.
 
     Attributes:
         nbytes: how much shared memory it takes.
@@ -264,7 +264,7 @@ class Constant(Generic[_T]):
 
     @property
     def value(self) -> _T:
-        """The object: unpickled once in each process, its arrays read-only views on the shared memory.
+        """The object. Each process unpickles it once; its arrays are read-only views on the shared memory.
 
         Raises:
             Stale: the constant is closed.
@@ -277,8 +277,8 @@ class Constant(Generic[_T]):
         return self._opened is None or self._opened.state == CLOSED
 
     def close(self) -> None:
-        """Ends it: for all processes where it was made, else for this handle. Objects that were got stay valid.
-        May be repeated.
+        """In the process that made it, ends the constant for all; elsewhere, ends this handle. Objects from it stay valid. May be
+        repeated.
         """
         opened, self._opened = self._opened, None
         if opened is not None and self._maker == os.getpid():
@@ -424,12 +424,12 @@ def _aligned(nbytes: int) -> int:
 def constant(obj: _T) -> Constant[_T]:
     """Puts an object that many tasks use into shared memory, once.
 
-    What goes to a task is a handle of some 300 bytes. A process that gets it unpickles the object when it first
-    needs it, and keeps it for the next task; all its NumPy arrays are then read-only views on one memory.
+    A task gets a handle of some 300 bytes. A process that gets the handle unpickles the object when it first needs it, and keeps
+    it for the next task. All NumPy arrays of the object are then read-only views on the same memory.
 
     Args:
-        obj: anything that can be pickled (lambdas and local classes by cloudpickle). It is not held, and what is
-            changed in it later is not seen. A cableway.Array in it stays as long as the maker has the handle.
+        obj: anything that can be pickled (lambdas and local classes by cloudpickle). The constant does not keep obj alive, and
+            later changes to obj do not show. A cableway.Array in it stays as long as the maker has the handle.
 
     Returns:
         Constant: the handle. close(), or the end of a `with` block, ends the constant.

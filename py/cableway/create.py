@@ -78,13 +78,14 @@ def empty(
             "int4_x2"; the guide lists them).
         device: "cpu", or "cuda:N" ("cuda": the first GPU of this process).
         order: "C" or "F".
-        evictable: for a GPU array: when an allocation of this process on that GPU would fail, the array's bytes go to host
-            memory, longest unused arrays first, and come back at the next use. Not while it is used or a stream works on
-            it. An array that has a name, was pickled, or whose address a library has stays on the GPU from then on
-            (`cupy.asarray(w)` outside of `with w.reading()` or `writing()`; for a DLPack tensor only as long as it lives).
+        evictable: for a GPU array: if an allocation of this process on that GPU would fail, the array's bytes move to host
+            memory, those of the least recently used arrays first, and come back at the next use. They do not move while the array
+            is in use or a stream works on it. An array that has a name, was pickled, or whose address a library has, stays on the
+            GPU from then on (`cupy.asarray(w)` outside of `with w.reading()` or `writing()`; for a DLPack tensor only as long as
+            it lives).
 
     Returns:
-        Array: unnamed; it lives until the last process lets it go.
+        Array: without a name; it lives until the last process has closed it.
 
     Raises:
         LimitExceeded: a limit of the broker, or no memory left.
@@ -127,7 +128,7 @@ def full(
     order: str = "C",
     evictable: bool = False,
 ) -> Array:
-    """A new array filled with a value; dtype None takes the value's. See `empty`.
+    """A new array filled with a value; dtype None means the value's dtype. See `empty`.
 
     >>> import cableway as cw
     >>> cw.full(2, 1.5).numpy()
@@ -153,29 +154,29 @@ def asarray(
     device: str | None = None,
     evictable: bool = False,
 ) -> Array:
-    """A `cableway.Array` with obj's contents; copies only what is not cableway's memory yet.
+    """A `cableway.Array` with obj's contents; copies only if obj is not in cableway's memory.
 
-    Not copied are: an `Array`; a view of one by NumPy or a GPU library; an array of a GPU library that allocates from cableway
-    (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`); a `multiprocessing.shared_memory.SharedMemory`,
-    whose memory is taken over as it is and stays valid if it is unlinked later. Other arrays of GPU libraries (CuPy, PyTorch,
-    Numba, JAX, PyCUDA, cuDF's columns) are copied once on their GPU.
+    These are not copied: an `Array`; a view of one by NumPy or a GPU library; an array of a GPU library that allocates from
+    cableway (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`); a
+    `multiprocessing.shared_memory.SharedMemory`, whose memory is used as it is and stays valid if it is unlinked later. Other
+    arrays of GPU libraries (CuPy, PyTorch, Numba, JAX, PyCUDA, cuDF's columns) are copied once on their GPU.
 
     Args:
         obj: array-like (also on a GPU), Array or SharedMemory.
-        dtype: convert to this; of a SharedMemory how to read it (unsigned bytes).
-        shape: of a SharedMemory, the shape to see; None for all of it in one dimension.
-        order: of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
-        copy: True copies always, False never. With False, memory that a GPU library allocated itself is shared by a legacy handle
-            of CUDA's, which is weaker: any process of the same user could open it, it ends with this process, and obj is kept
-            until nobody else has it.
-        device: where to have it; None for where obj lies.
-        evictable: a copy in any case, on a GPU; see `empty`.
+        dtype: convert to this dtype; for a SharedMemory, read its bytes as this dtype (unsigned bytes by default).
+        shape: for a SharedMemory, the shape of the array; None for all of it in one dimension.
+        order: the order of a copy; "K" keeps the order in memory, "C", "F" or "A" as in NumPy.
+        copy: True copies always, False never. With False, memory that a GPU library allocated itself is shared by CUDA IPC, which
+            is weaker: any process of the same user could open it, it ends with this process, and obj is kept until no other
+            process uses it.
+        device: the device of the result; None for the device of obj.
+        evictable: always a copy, on a GPU; see `empty`.
 
     Returns:
-        Array: unnamed, unless obj is an Array that serves as it is, which is then returned itself.
+        Array: without a name. If obj is an Array and needs no change, it is returned itself.
 
     Raises:
-        ValueError: copy=False, and it needs a copy.
+        ValueError: copy=False, but a copy is needed.
         TypeError: the dtype holds objects, or elements are masked.
         OverflowError: a number of a list does not fit dtype, as in NumPy.
         LimitExceeded: a limit of the broker, or no memory left.

@@ -32,18 +32,18 @@ def _allocate(size: int, gpu: int) -> int:
 def use() -> allocator_hooks.Use:
     """From now on CuPy allocates GPU memory from cableway, in all threads and on all GPUs.
 
-    What is put (or sent through a Pool as `cableway.asarray(x)`) of it is shared without a copy, and stays in
-    memory as long as anyone holds it, also when CuPy's own array is gone. A pool of CuPy's stands between, so that
-    small arrays cost what they always cost.
+    If you put such an array (or send it through a Pool as `cableway.asarray(x)`), it is shared without a copy. Its memory stays
+    as long as a process uses it, even if CuPy's own array is gone. A memory pool of CuPy lies in between, so small arrays cost
+    what they always cost.
 
     Returns:
-        Use: end() or the end of its `with` gives CuPy the allocator back that it had; arrays stay valid.
+        Use: its end(), or the end of its `with` block, restores CuPy's former allocator; arrays stay valid.
 
     Raises:
         ImportError: CuPy is not installed.
         BrokerLost: no broker could be reached or started.
 
-    When memory is full CuPy raises its own `cupy.cuda.memory.OutOfMemoryError`.
+    If GPU memory is full, CuPy raises its own `cupy.cuda.memory.OutOfMemoryError`.
     """
     import cupy
 

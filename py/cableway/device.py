@@ -1,4 +1,4 @@
-"""Devices: where the memory of an array lies.
+"""Devices, on which the memory of an array lies.
 
 Names are "cpu", and "cuda" or "cuda:N" for the GPU of that number in this process.
 

@@ -1,7 +1,7 @@
 """Exceptions: one class for each outcome that a caller can act on.
 
-Each sentence says what was asked, what was found and what to do. Bad arguments raise `ValueError` or
-`TypeError`, as everywhere in Python.
+Each message says what was asked, what was found and what to do. Bad arguments raise `ValueError` or `TypeError`, as everywhere in
+Python.
 
 >>> import cableway as cw
 >>> try:
@@ -39,7 +39,7 @@ class Error(Exception):
 
 
 class BrokerLost(Error):
-    """The broker is gone: its names are lost, what is mapped stays readable, the next call starts anew."""
+    """The broker is gone. Its names are lost; arrays that are open stay readable; the next call starts a new broker."""
 
 
 class NameNotFound(Error, KeyError):
@@ -50,15 +50,15 @@ class NameNotFound(Error, KeyError):
 
 
 class NameTaken(Error):
-    """The name exists already, and `replace=False` was asked."""
+    """The name exists already, and the call had `replace=False`."""
 
 
 class Stale(Error):
-    """The array behind a handle is gone, or what a queue lies in."""
+    """The array behind a handle, or the memory of a queue, is gone."""
 
 
 class VersionChanged(Stale):
-    """`put(..., if_version=)` of a tree, and the name means another version by now: get that, and decide anew."""
+    """In `put(..., if_version=)` of a tree: the name means another version by now. Get that version, and decide anew."""
 
 
 class LimitExceeded(Error, MemoryError):
@@ -70,7 +70,7 @@ class DeviceError(Error):
 
 
 class ProducerDied(Error):
-    """The process that was to write the data died before that was complete."""
+    """The process that wrote the data died before its work was complete."""
 
 
 class WorkerDied(Error):
@@ -78,11 +78,11 @@ class WorkerDied(Error):
 
     Attributes:
         pid: of the worker.
-        exitcode: as `multiprocessing.Process.exitcode`: what it ended with, or minus the signal that killed it.
+        exitcode: as `multiprocessing.Process.exitcode`: the exit status, or minus the signal that killed the worker.
         signal: the signal that killed it, else None.
         function: name of the task's function.
-        index: which item of the call's input the task began with (0 for apply).
-        stderr: the end of what the worker had printed there, where the Pool captures it; else None.
+        index: the item of the call's input with which the task began (0 for apply).
+        stderr: the end of the worker's stderr, if the Pool captures it; else None.
     """
 
     def __init__(
@@ -109,17 +109,17 @@ class RemoteError(Error):
 
 
 class Timeout(Error, TimeoutError, multiprocessing.TimeoutError):
-    """The time given ran out."""
+    """The timeout ran out."""
 
 
 class QueueBlocked(Timeout):
-    """The time given ran out, and it cannot be told whether the queue has room, or an item: another process is in the middle of
-    a put or a get and stands still, because it is stopped or waits for a broker that does not answer.
+    """The timeout ran out, and it is not known whether the queue has room or an item. Another process is in the middle of a put
+    or a get and does not go on, because it is stopped or waits for a broker that does not answer.
     """
 
 
 class TaskTimeout(WorkerDied, Timeout):
-    """The task ran longer than the Pool's `task_timeout`: its worker was ended and replaced."""
+    """The task ran longer than the Pool's `task_timeout`. Its worker was killed and replaced."""
 
 
 _BY_ERRNO: dict[int, type[Exception]] = {

@@ -304,7 +304,7 @@ class Executor(futures.Executor):
                 future.cancel()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more work; the workers end when what was submitted is done. May be repeated.
+        """Takes no more work. The workers end when all submitted tasks are done. May be repeated.
 
         Args:
             wait: return only when they have ended.
@@ -322,7 +322,7 @@ class Executor(futures.Executor):
             engine.join()
 
     def resize(self, max_workers: int) -> None:
-        """Changes how many workers there are, while they work. Those that are too many leave after their task.
+        """Changes the number of workers while they work. Surplus workers leave after their task.
 
         Raises:
             ValueError: below 1, or more than there is room for (32, or as many as it was made with).

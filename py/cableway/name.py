@@ -1,9 +1,9 @@
-"""Names: arrays that any process of the same user finds.
+"""Names, by which any process of the same user finds an array.
 
 A name is 1 to 200 bytes of UTF-8; parts divided by "/", none of them empty, "." or ".."; no control characters.
-A name "//NODE/NAME" is one of another node (`cableway peers`): the same functions, the same errors, and `RemoteError`
-where that node cannot be reached or refuses. What is got from there is a copy in this node's memory, which all its
-processes share, read-only; it is fetched again when the name means another array at its node.
+"//NODE/NAME" is the name of an array on another node (`cableway peers`). The functions and errors are the same, and `RemoteError`
+is raised if that node cannot be reached or refuses. An array of another node is copied into this node's memory once, where all
+processes share it, read-only. It is fetched again if the name means another array on its node by then.
 
 >>> import cableway as cw
 >>> _ = cw.put("model/weights", [1.0, 2.0])
@@ -102,33 +102,35 @@ def put(
 ) -> Any:
     """Gives an array a name under which every process of this user finds it.
 
-    Memory that is cableway's already is not copied, but gets the name: an `Array`, a view of one (also one that NumPy,
-    ctypes, Arrow or PyTorch made of `w.numpy()` or by DLPack) and a `SharedMemory`. An array of a GPU library is copied on its
-    GPU, and stays there, unless that library allocates from cableway (`cableway.cupy.use()`, `cableway.torch.use()`,
-    `cableway.numba.use()`). Of a record array the records are kept, the class is not, as in a file of `numpy.save`:
-    `w.numpy().view(numpy.recarray)` has the fields as attributes again.
+    These are not copied, but get the name: an `Array`, a view of one (also one that NumPy, ctypes, Arrow or PyTorch made of
+    `w.numpy()` or by DLPack) and a `SharedMemory`. An array of a GPU library is copied on its GPU, and stays there, unless that
+    library allocates from cableway (`cableway.cupy.use()`, `cableway.torch.use()`, `cableway.numba.use()`). A record array keeps
+    its records but not its class, as in a file of `numpy.save`: `w.numpy().view(numpy.recarray)` has the fields as attributes
+    again.
 
-    A dict of arrays (a `state_dict`), nested as you like, or a module of PyTorch becomes a `Tree`: all of its arrays under one name,
-    seen whole or not at all, in versions that never change. They are copied, but for those that were taken out of another
+    A dict of arrays (a `state_dict`), nested as you like, or a PyTorch module becomes a `Tree`: all of its arrays under one name.
+    A reader sees all of them or none, in versions that never change. The arrays are copied, except those that come from another
     tree.
 
     Args:
         name: 1 to 200 bytes of UTF-8, parts divided by "/", none of them empty, "." or "..", no control characters;
             "//NODE/NAME" is one of another node.
         array: anything array-like, an Array (or part of one), a SharedMemory (its bytes), or what becomes a tree.
-        replace: a taken name gets the new array, at once and whole; whoever holds the old one keeps it.
-        keep: the name stays until it is removed. Else it goes a minute after the user's last process that uses cableway.
+        replace: a name that exists gets the new array, in one step; processes that use the old array keep it. False: raises
+            `NameTaken`.
+        keep: the name stays until it is removed. Otherwise it ends a minute after the user's last process that uses cableway.
         copy: True copies always, False never. What False means for memory of a GPU library: see `asarray`.
-        remote: "read": every peer of this node may read it; None: those whose patterns allow it.
-        device: where to put it; a copy if it lies elsewhere. None: where it is. For a name of another node: "cuda:N" as
-            that node counts its GPUs, or None for its host memory, wherever the array lies here.
-        meta: of a tree: what JSON can tell, for its readers.
-        if_version: of a tree: the version that the name must mean for this to be done; 0: none.
-        hashed: of a tree: whether its leaves get a hash, for `Tree.verify`; None: those in host memory.
+        remote: "read": every peer of this node may read it; None: only the peers whose patterns allow it.
+        device: the device of the named array, which is a copy if the array is on another device. None: the array's own device.
+            For a name of another node: "cuda:N" as that node counts its GPUs, or None for its host memory, wherever the array is
+            here.
+        meta: for a tree: an object that JSON can represent, for its readers.
+        if_version: for a tree: put it only if the name means this version; 0: only if the name does not exist.
+        hashed: for a tree: whether its leaves get a hash, for `Tree.verify`; None: only those in host memory.
         as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
-        Array: a handle on what was put, with this name; or `Tree`.
+        Array: a handle on the named array; for a tree, a `Tree`.
 
     Raises:
         NameTaken: replace=False, and the name exists.
@@ -208,22 +210,23 @@ def get(
 
     Args:
         name: the name.
-        timeout: seconds to wait for it; 0: do not wait, None: for ever. An array of another node must also arrive within
-            that time, else `Timeout` is raised (and it is fetched all the same, for whoever asks next); with 0 a name that
-            exists is fetched, however long that takes.
-        readonly: a handle that cannot write: NumPy refuses. If code writes all the same (in C, or by a tensor), the process gets
-            a SIGSEGV, unless it has a writable handle on the same array as well.
-        device: where to have it; a copy if it lies elsewhere, also if it lies on a GPU that CUDA_VISIBLE_DEVICES hides here
-            (another process then makes the copy). None: where it is. An array of another node comes into host memory, or
-            onto the GPU that you name; all processes of this node share it there, read-only.
-        version: of a tree: that version, also when the name means a later one, for as long as anybody has it.
+        timeout: seconds to wait for it; 0: do not wait, None: for ever. An array of another node must also arrive within that
+            time, else `Timeout` is raised. (It is fetched all the same, for the next caller.) With 0, a name that exists is
+            fetched, however long that takes.
+        readonly: the handle is read-only: NumPy refuses to write. If other code writes all the same (in C, or by a tensor), the
+            process gets a SIGSEGV, unless it also has a writable handle on the same array.
+        device: the device of the result, which is a copy if the array is on another device. This also works if
+            CUDA_VISIBLE_DEVICES hides that device here (another process then makes the copy). None: the array's own device. An
+            array of another node comes into host memory, or onto the GPU that you name; all processes of this node share it
+            there, read-only.
+        version: for a tree: this version, even if the name means a later one, as long as a process still has it.
 
     Returns:
-        Array: a handle (of a tree: `Tree`); close it, use it in a `with`, or just let it go.
+        Array: a handle (for a tree: a `Tree`). Close it, use it in a `with` block, or just drop it.
 
     Raises:
         NameNotFound: no such name (timeout=0).
-        Timeout: it did not appear, or arrive, in time.
+        Timeout: the name did not appear, or the array did not arrive, in time.
         DeviceError: there is no such device.
         LimitExceeded: no memory is left on that device, or here.
         ProducerDied: an array of another node whose writer died before its work was complete.
@@ -341,7 +344,7 @@ def wait(name: str, timeout: float | None = None, *, after: int | None = None) -
     Args:
         name: the name.
         timeout: seconds; None for ever.
-        after: until it means a version after this one (`Tree.version`).
+        after: wait until the name means a later version than this one (`Tree.version`).
 
     Raises:
         Timeout: it did not appear in time.
@@ -359,7 +362,7 @@ def wait(name: str, timeout: float | None = None, *, after: int | None = None) -
 
 
 def remove(name: str) -> None:
-    """Takes a name away. Whoever holds the array keeps it.
+    """Removes a name. Processes that use the array keep it.
 
     Raises:
         NameNotFound: no such name.
@@ -373,7 +376,8 @@ def remove(name: str) -> None:
 
 
 def names(prefix: str = "") -> list[str]:
-    """All names of this namespace that begin with prefix, sorted; "//NODE/..." are those of another node, told without it.
+    """All names of this namespace that begin with prefix, sorted. "//NODE/..." lists the names of another node, without
+    "//NODE/".
 
     >>> import cableway as cw
     >>> _ = cw.put("run/b", 1), cw.put("run/a", 2)

@@ -77,19 +77,19 @@ def _manager() -> Any:
 def use() -> allocator_hooks.Use:
     """From now on Numba allocates GPU memory from cableway, in all threads and on all GPUs.
 
-    What is put of it (or sent through a Pool as `cableway.asarray(x)`) is shared without a copy, and stays in memory
-    as long as anyone holds it, also when Numba's array is gone. Call it before Numba's first use of a GPU, since a
-    context of Numba's keeps its memory manager.
+    If you put such an array (or send it through a Pool as `cableway.asarray(x)`), it is shared without a copy. Its memory stays
+    as long as a process uses it, even if Numba's array is gone. Call this before Numba first uses a GPU, since a context of Numba
+    keeps its memory manager.
 
     Returns:
-        Use: end() or the end of its `with` lets Numba allocate as before; arrays stay valid.
+        Use: its end(), or the end of its `with` block, lets Numba allocate as before; arrays stay valid.
 
     Raises:
         ImportError: Numba is not installed.
         RuntimeError: Numba has used a GPU already, with another memory manager.
         BrokerLost: no broker could be reached or started.
 
-    When memory is full Numba raises its own `CudaAPIError` (CUDA_ERROR_OUT_OF_MEMORY).
+    If GPU memory is full, Numba raises its own `CudaAPIError` (CUDA_ERROR_OUT_OF_MEMORY).
     """
     global _users
     from numba import cuda

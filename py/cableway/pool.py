@@ -62,7 +62,7 @@ class Pool(_Standard):
     What differs: NumPy arrays of 64 KiB and more travel through shared memory with one copy, and the task may write to
     its copy; a `cableway.Array` travels as a handle on the same memory. Lambdas and local functions, which standard pickle
     refuses, are pickled by cloudpickle. If a worker dies, only its own task fails, with `WorkerDied`, and another worker
-    takes its place. An initializer that raises, raises at the caller.
+    takes its place. If an initializer raises, the caller gets the exception.
 
     As in the standard library a Pool's worker is a daemon and may have no processes of its own: a Pool or Executor made
     in one raises AssertionError. Workers of an `Executor` may have both, and those end with the worker.
@@ -350,7 +350,7 @@ class Pool(_Standard):
     # ---- its workers
 
     def resize(self, processes: int) -> None:
-        """Changes how many workers there are, while they work. Those that are too many leave after their task.
+        """Changes the number of workers while they work. Surplus workers leave after their task.
 
         With devices they are shared out evenly, whatever the pool was made with: the first devices have one more.
 
@@ -383,7 +383,7 @@ class Pool(_Standard):
     # ---- its end
 
     def close(self) -> None:
-        """Takes no more work; the workers end when what was given is done. May be repeated."""
+        """Takes no more work. The workers end when all submitted tasks are done. May be repeated."""
         self._told_to_end = True
         self._engine.close()
 

@@ -417,15 +417,15 @@ class JoinableQueue(Queue):
     """
 
     def task_done(self) -> None:
-        """An item that was taken is done with.
+        """Says that an item that was taken is done.
 
         Raises:
-            ValueError: more often than items were put.
+            ValueError: it was called more often than items were put.
         """
         check(lib.cw_queue_task_done(self._open().pointer))
 
     def join(self) -> None:
-        """Waits until every item that was put is done with."""
+        """Waits until every item that was put is done."""
         pointer = self._open().pointer
         status = -errno.EINTR
         while status == -errno.EINTR:

@@ -1,4 +1,4 @@
-"""The stream that a worker's part of a GPU has: `current_stream`.
+"""`current_stream`: the stream for the part of a GPU that a worker may use.
 
 >>> import cableway as cw
 >>> cw.current_stream() is None      # outside of a Pool with sms=
@@ -42,10 +42,10 @@ def set_current(stream: Stream) -> None:
 
 
 def current_stream() -> Stream | None:
-    """In a worker of a Pool with sms=: the stream whose work runs on its part of the GPU alone. Else None.
+    """In a worker of a Pool with sms=: the stream whose work runs only on the worker's part of the GPU. Else None.
 
-    A library follows it where it is told to, and there alone. What it submits to another stream, such as its default
-    one, may run on all multiprocessors: the part belongs to the stream, not to the process.
+    A library uses this stream only if you tell it to. Its work in another stream, such as its default one, may run on all
+    multiprocessors: the part belongs to the stream, not to the process.
 
     Returns:
         Stream | None: it lives as long as the process.

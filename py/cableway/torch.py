@@ -42,25 +42,25 @@ def _pool(torch: Any, gpu: int) -> Any:
 
 
 def use(device: Any = None) -> allocator_hooks.Use:
-    """From now on what this thread makes on a GPU lies in cableway's memory, by a `torch.cuda.MemPool`.
+    """From now on this thread's GPU tensors lie in cableway's memory, by a `torch.cuda.MemPool`.
 
-    What is put of it (or sent through a Pool as `cableway.asarray(x)`) is shared without a copy, and stays in memory
-    as long as anyone holds it, also when the tensor is gone. PyTorch's caching allocator works as always, with its
-    streams, statistics and graphs; other threads, also those in which backward() runs, allocate as before, and what
-    they make is shared with one copy.
+    If you put such a tensor (or send it through a Pool as `cableway.asarray(x)`), it is shared without a copy. Its memory stays
+    as long as a process uses it, even if the tensor is gone. PyTorch's caching allocator works as always, with its streams,
+    statistics and graphs. Other threads, including those in which backward() runs, allocate as before; their tensors are shared
+    with one copy.
 
     Args:
         device: a device of PyTorch; None for its current one.
 
     Returns:
-        Use: end() or the end of its `with`, in the same thread, lets PyTorch allocate as before; tensors stay valid.
+        Use: its end(), or the end of its `with` block, in the same thread, lets PyTorch allocate as before; tensors stay valid.
 
     Raises:
         ImportError: PyTorch is not installed.
         RuntimeError: it is too old (2.5 has `torch.cuda.MemPool`), or sees no GPU.
         BrokerLost: no broker could be reached or started.
 
-    When memory is full PyTorch raises its own `torch.OutOfMemoryError`.
+    If GPU memory is full, PyTorch raises its own `torch.OutOfMemoryError`.
     """
     import torch
 
@@ -84,7 +84,7 @@ def use(device: Any = None) -> allocator_hooks.Use:
 
 
 class Sharing:
-    """Tensors go as `share` says until end(), or to the end of the `with`. Those that were sent stay valid after it."""
+    """Tensors are sent as `share` says until end() or the end of the `with` block. Tensors that were sent before stay valid."""
 
     __slots__ = ("_before",)
 
@@ -114,20 +114,21 @@ def _register(reductions: dict[type, Any]) -> None:
 
 
 def share() -> Sharing:
-    """From now on whatever multiprocessing sends from this process takes PyTorch's tensors as a `cableway.Queue` does: the Queue,
-    Pipe, Pool and Process of `multiprocessing` and of `torch.multiprocessing`, and our Pool. Plain `pickle` and `torch.save` stay
-    PyTorch's.
+    """From now on everything that multiprocessing sends from this process passes PyTorch tensors as a `cableway.Queue` does. This
+    holds for the Queue, Pipe, Pool and Process of `multiprocessing` and `torch.multiprocessing`, and for `cableway.Pool`. Plain
+    `pickle` and `torch.save` do not change.
 
-    What lies in cableway's memory goes by its handle, and both ends see the same memory: what was made in `use()`, what came from
-    another process in this way, and `Array.torch()`. Such a tensor can be sent on, which PyTorch refuses. Any other tensor is
-    copied once, on its GPU or in host memory (from 256 KiB on into shared memory, else by value), so that the receiver's is
-    its own. No process has to stay for another's sake. Receivers need no call of this.
+    A tensor in cableway's memory is sent as a handle, and both ends see the same memory. Such tensors are those made in `use()`,
+    those that came from another process in this way, and those of `Array.torch()`. They can also be sent on, which PyTorch
+    refuses. Any other tensor is copied once, on its GPU or in host memory (from 256 KiB on into shared memory, else by value), so
+    that the receiver has its own. No process has to stay alive for another one. Receivers need not call `share`.
 
-    A queue of multiprocessing's pickles in a thread of its own, whose current stream is the default one: let work of other streams
-    on a GPU tensor be complete before it is put, as with PyTorch's own. `cableway.Queue` comes after the caller's stream.
+    A queue of multiprocessing pickles in a thread of its own, whose current stream is the default one. So wait until other
+    streams have completed their work on a GPU tensor before you put it, as with PyTorch's own sharing. A `cableway.Queue` waits
+    for the caller's stream by itself.
 
     Returns:
-        Sharing: end() or the end of its `with` sends tensors as before.
+        Sharing: its end(), or the end of its `with` block, makes tensors go as before.
 
     Raises:
         ImportError: PyTorch is not installed.

@@ -129,7 +129,7 @@ def check_distinct(items: Any) -> None:
     """Refuses arguments of one call in which an element is the Out of two tasks, or of one task twice.
 
     Raises:
-        ValueError: so it is; nothing was begun.
+        ValueError: an element is the Out of two tasks, or twice of one; no task was begun.
     """
     if not _made[0]:
         return

@@ -49,7 +49,7 @@ class Tree(Mapping[str, Array]):
     """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
 
     It holds one lease, and by that all of its memory, for as long as it is there; so does each array that was taken out of it.
-    Nothing of a version ever changes: who wants a later one gets it (`newer`, `cw.get(name)`).
+    A version never changes. To see a later one, get it (`newer`, `cw.get(name)`).
     """
 
     __slots__ = ("_info", "_leases", "_name", "_open", "_run", "_table")
@@ -105,7 +105,7 @@ class Tree(Mapping[str, Array]):
         """What was put with it as `meta=`; a new object each time.
 
         Raises:
-            Error: another process wrote there what is no JSON.
+            Error: another process wrote something that is no JSON.
         """
         pointer = self._pointer()
         told = ffi.buffer(self._info.meta, self._info.meta_bytes)[:]
@@ -210,7 +210,7 @@ class Tree(Mapping[str, Array]):
         return _KINDS[leaf.kind]
 
     def ties(self) -> dict[str, str]:
-        """Of each tied leaf the earlier one that is the same memory."""
+        """For each tied leaf the earlier leaf with the same memory."""
         table = self._rows()
         return {row.path: table[row.alias - 1].path for row in table if row.alias}
 
@@ -220,7 +220,7 @@ class Tree(Mapping[str, Array]):
         """Reads all leaves that have a hash and compares. Returns how many these are.
 
         Raises:
-            Error: one is not what was published; it is named.
+            Error: a leaf is not what was published; the message names it.
         """
         looked = 0
         hashed = ffi.new("uint64_t *")
@@ -291,7 +291,7 @@ class Tree(Mapping[str, Array]):
             the module.
 
         Raises:
-            KeyError: strict, and paths are lacking, here or there.
+            KeyError: strict, and the tree or the module lacks paths that the other has.
             ValueError: a shape or a dtype differs.
         """
         found = zip(self._rows(), self._tensors(), strict=True)
@@ -369,7 +369,7 @@ def open_handle(handle: bytes, version: int, name: str | None, address: str) -> 
 
     Raises:
         Stale: the tree is gone.
-        Error: the handle, or its index, cannot be.
+        Error: the handle, or the tree's index, is malformed.
     """
     if len(handle) != ffi.sizeof("cw_handle"):
         raise ValueError(f"a handle has {ffi.sizeof('cw_handle')} bytes, not {len(handle)}")

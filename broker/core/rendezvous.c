@@ -6,6 +6,7 @@
 #include "broker/core/rendezvous.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -16,14 +17,35 @@
 
 #include "broker/core/log.h"
 #include "shm/base/error.h"
+#include "shm/base/pidfd.h"
 
 #define BACKLOG    128
 #define LOCK_LOOKS 100 /* 10 ms apart */
 
+/* Has the process ended, be it that nobody has waited for it yet? What cannot be told is no. */
+static bool has_ended(pid_t pid) {
+    int fd = cw_pidfd_open(pid);
+    if (fd < 0)
+        return fd == -ESRCH;
+    struct pollfd end = {.fd = fd, .events = POLLIN};
+    bool ended = poll(&end, 1, 0) > 0;
+    close(fd);
+    return ended;
+}
+
+static int runs_already(const struct cwd_broker *b, const struct cw_lock_line *line) {
+    return cw_fail(-EEXIST,
+                   "a broker runs already: pid %d, socket %.200s; it keeps its options: "
+                   "`cableway stop` says what would be lost and ends it, then start it anew",
+                   (int)line->pid, b->address.socket_path);
+}
+
 /* Takes the lock. Held by another: a broker with line and socket listens; without one of them it
- * begins or ends, and is given a moment to show which. */
+ * begins or ends, and is given a moment to show which. So is one whose line names a process that
+ * has ended: it was killed while it started a program, and the child has the lock until it is that
+ * program. (Or it runs in another pid namespace: then it is told of at the end of the moment.) */
 static int take_lock(struct cwd_broker *b) {
-    struct cw_lock_line line;
+    struct cw_lock_line line = {.pid = 0};
     const char *socket_name = b->address.socket_name;
     const struct timespec moment = {.tv_nsec = 10000000};
     for (int i = 0; i < LOCK_LOOKS; i++) {
@@ -32,14 +54,15 @@ static int take_lock(struct cwd_broker *b) {
         if (errno != EWOULDBLOCK)
             return cw_fail(-errno, "locking %.200s failed: %m", b->address.lock_path);
         if (cw_address_read_lock(&b->address, b->folder_fd, &line) == 0 &&
-            faccessat(b->folder_fd, socket_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
-            return cw_fail(
-                -EEXIST,
-                "a broker runs already: pid %d, socket %.200s; it keeps its options: "
-                "`cableway stop` says what would be lost and ends it, then start it anew",
-                (int)line.pid, b->address.socket_path);
+            faccessat(b->folder_fd, socket_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) {
+            if (!has_ended(line.pid))
+                return runs_already(b, &line);
+        } else
+            line.pid = 0;
         nanosleep(&moment, NULL);
     }
+    if (line.pid)
+        return runs_already(b, &line);
     return cw_fail(-EEXIST, "a broker holds %.200s already, and does not listen",
                    b->address.lock_path);
 }

@@ -12,7 +12,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "broker/core/log.h"
@@ -177,6 +179,47 @@ static void a_detached_broker_holds_no_pipe_of_its_starter(void **state) {
     raw_broker_remove(&place);
 }
 
+/* The lock of a killed broker may live on for a moment, in a child that is not yet another program.
+ */
+static void a_dead_brokers_lock_is_waited_for(void **state) {
+    (void)state;
+    struct raw_broker place;
+    struct cw_lock_line line;
+    char command[PATH_MAX + 256], program[PATH_MAX];
+    int folder;
+    raw_broker_folder(&place);
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[length] = 0;
+    for (int i = 0; i < 3; i++)
+        *strrchr(program, '/') = 0;
+    const char *given = getenv("CABLEWAY_BROKER");
+    snprintf(command, sizeof command, "'%s%s' --idle-exit 60 --dir '%s' >/dev/null 2>&1",
+             given ? given : program, given ? "" : "/cablewayd", place.folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(cw_address_open_folder(&place.address, false, &folder), 0);
+    assert_int_equal(cw_address_read_lock(&place.address, folder, &line), 0);
+    pid_t first = line.pid;
+    int lock = open(place.address.lock_path, O_RDWR | O_CLOEXEC);
+    assert_true(lock >= 0);
+    assert_int_equal(kill(first, SIGKILL), 0);
+    assert_int_equal(flock(lock, LOCK_EX), 0);
+    assert_int_equal(access(place.address.socket_path, F_OK), 0); /* all of it still stands there */
+    pid_t child = fork();
+    if (child == 0) {
+        usleep(200000);
+        _exit(0);
+    }
+    close(lock); /* the child has it alone */
+    assert_int_equal(system(command), 0);
+    assert_int_equal(cw_address_read_lock(&place.address, folder, &line), 0);
+    assert_int_not_equal(line.pid, first);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_int_equal(kill(line.pid, SIGTERM), 0);
+    assert_true(RAW_UNTIL(access(place.address.socket_path, F_OK) != 0));
+    close(folder);
+    raw_broker_remove(&place);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_folder_is_found_in_its_order),
@@ -186,6 +229,7 @@ int main(void) {
         cmocka_unit_test(a_lock_file_of_noise_names_no_broker),
         cmocka_unit_test(a_log_has_a_limited_size),
         cmocka_unit_test(a_detached_broker_holds_no_pipe_of_its_starter),
+        cmocka_unit_test(a_dead_brokers_lock_is_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

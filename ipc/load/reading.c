@@ -140,7 +140,11 @@ static int short_file(const struct cw_checkpoint_file *file) {
 /* Reads all of a piece into these parts, which it changes. */
 static int read_parts(const struct cw_checkpoint_file *file, struct iovec *parts, uint32_t count,
                       uint64_t offset_bytes) {
-    while (count) {
+    for (;;) {
+        while (count && parts->iov_len == 0) /* else 0 bytes would look like the file's end */
+            parts++, count--;
+        if (count == 0)
+            return 0;
         ssize_t got = preadv(file->fd, parts, (int)count, (off_t)offset_bytes);
         if (got < 0 && errno == EINTR)
             continue;
@@ -156,7 +160,6 @@ static int read_parts(const struct cw_checkpoint_file *file, struct iovec *parts
             parts->iov_len -= (size_t)got;
         }
     }
-    return 0;
 }
 
 /* Maps whole pages by one call, which one by one takes as long as the copy. A hint. */

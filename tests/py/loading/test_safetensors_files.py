@@ -52,6 +52,17 @@ def _cut(file: Path) -> Path:
     return cut
 
 
+def test_a_file_of_empty_tensors_alone(tmp_path: Path) -> None:
+    path = tmp_path / "e.safetensors"
+    save_file({"e": np.empty((0, 3), "f4"), "f": np.empty((2, 0), "f8")}, path)
+    found = ours.load_file(path, framework="np")
+    assert found["e"].shape == (0, 3) and found["f"].shape == (2, 0)
+    assert cw.load("e", path)["e"].numpy().shape == (0, 3)
+    save_file({"a": np.arange(3.0)}, tmp_path / "a.safetensors")
+    folder = cw.load("both", tmp_path)
+    assert folder["a"].numpy().tolist() == [0, 1, 2] and folder["f"].numpy().shape == (2, 0)
+
+
 def test_what_was_loaded_is_shared_and_not_copied(file: Path) -> None:
     found = ours.load_file(file, framework="np")["weight"]
     shared = cw.asarray(found)

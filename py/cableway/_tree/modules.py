@@ -84,7 +84,7 @@ def fill(
 
     Args:
         module: what is filled; it may lie on the device "meta".
-        leaves: tensor and kind by path; what is tied is one object.
+        leaves: tensor and kind by path; what is tied is one object, or there once.
         strict: whether each parameter and buffer must be there, and nothing else.
 
     Returns:
@@ -102,21 +102,26 @@ def fill(
     attributes = {
         path for path, (_, kind) in leaves.items() if kind == lib.CW_LEAF_ATTRIBUTE
     } - set(own)
-    missing = [path for path in own if path not in leaves]
+    # A checkpoint holds what is tied once: the other places of the same parameter are filled with it.
+    filled = {id(value): path for path, (_, value) in own.items() if path in leaves}
+    source = {
+        path: path if path in leaves else filled.get(id(value)) if table == "_parameters" else None
+        for path, (table, value) in own.items()
+    }
+    missing = [path for path, found in source.items() if found is None]
     unexpected = [path for path in leaves if path not in own and path not in attributes]
     if strict and (missing or unexpected):
         raise KeyError(
             f"the tree does not fit the module: it lacks {_few(missing)}, and has {_few(unexpected)} beside; "
             "strict=False fills what fits"
         )
-    found = [path for path in own if path in leaves]
-    for path in found:
-        _check(path, own[path][1], leaves[path][0])
+    found = {path: leaves[leaf][0] for path, leaf in source.items() if leaf is not None}
+    for path, tensor in found.items():
+        _check(path, own[path][1], tensor)
     made: dict[int, Any] = {}
-    for path in found:
+    for path, tensor in found.items():
         table, old = own[path]
         part, name = _place(parts, path)
-        tensor = leaves[path][0]
         if table == "_parameters":
             if id(tensor) not in made:
                 made[id(tensor)] = _parameter(old, tensor)

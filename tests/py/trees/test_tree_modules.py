@@ -55,6 +55,19 @@ def test_a_module_on_meta_is_filled_without_a_copy_and_its_ties_are_one_object()
     assert data(weight) == shared
 
 
+def test_what_a_checkpoint_holds_once_fills_all_its_places() -> None:
+    """Files keep what is tied once, under one of its names."""
+    leaves = dict(nn.Model(3.0).state_dict())
+    del leaves["head.weight"]
+    tree = cw.put("m", leaves)
+    assert tree.ties() == {}
+    for module in (nn.Model(0.0), nn.Model(0.0).on_meta()):
+        tree.into(module, strict=False)  # scratch is in no state_dict
+        one, other = module._modules["embed"], module._modules["head"]
+        assert one._parameters["weight"] is other._parameters["weight"]
+        assert other._parameters["weight"].values.tolist() == np.full((4, 3), 3.0).tolist()
+
+
 def test_buffers_and_attributes_are_the_modules_own() -> None:
     tree = cw.put("m", nn.Model())
     module = tree.into(nn.Model(0.0))
@@ -86,7 +99,7 @@ def test_a_tree_that_does_not_fit_changes_nothing() -> None:
     assert module._modules["embed"]._parameters["weight"].values.tolist() == [[5.0] * 3] * 4
     tree.into(module, strict=False)
     assert module._modules["embed"]._parameters["weight"].values.tolist() == [[0.0] * 3] * 4
-    assert module._modules["head"]._parameters["weight"].values.tolist() == [[5.0] * 3] * 4
+    assert module._modules["head"]._parameters["weight"].values.tolist() == [[0.0] * 3] * 4  # tied
 
 
 def test_a_module_without_memory_is_refused() -> None:

@@ -40,7 +40,8 @@ def load(
         path: of a .safetensors file; of a folder with such files; or of the index (`model.safetensors.index.json`) of one, which a
             folder that has one means, too.
         device: "cpu" or "cuda:N"; None: wherever the tree is already, else "cpu".
-        keep: whether the name outlives the user's last process.
+        keep: whether the name outlives the user's last process. A name that is loaded already, and is not kept, is kept from then
+            on: it gets a next version, of the same memory. False leaves a kept name of the same files as it is.
         replace: whether a tree of other files under this name is replaced, by a new version.
         timeout: seconds; None: for ever.
 

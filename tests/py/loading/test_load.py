@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_support import FAILED, run, run_json
+from conftest import Script, stop_broker
 from safetensors.numpy import save_file
 from tree_files import DTYPES, sharded, weights, written
 
@@ -207,6 +208,40 @@ def test_a_second_name_and_a_namespace(file: Path) -> None:
     assert cw.load("b", file).version == again.version  # it says where it came from
     cw.remove("a")
     check(cw.load("a", file), weights())
+
+
+LOAD = "import sys, cableway as cw; cw.load('m', sys.argv[1]).close()"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_name_that_another_process_loaded_is_kept(
+    replace: bool, file: Path, script: Script
+) -> None:
+    script(LOAD, str(file))
+    first = cw.get("m")
+    assert not run_json("stat", "m")["keep"]
+    before = slabs()
+    kept = cw.load("m", file, keep=True, replace=replace)
+    assert run_json("stat", "m")["keep"] and slabs() == before
+    assert kept.version > first.version and cw.get("m").version == kept.version
+    check(kept, weights())
+    check(first, weights())
+    assert cw.load("m", file, keep=True).version == cw.load("m", file).version == kept.version
+    assert run_json("stat", "m")["keep"]
+
+
+def test_the_command_keeps_a_loaded_name_and_says_no_word_of_its_end(
+    file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "d"  # of a broker with no other client
+    here = {"CABLEWAY_DIR": str(folder)}
+    try:
+        assert "m goes 60 s after" in run("load", "m", str(file), env=here).stderr
+        assert not run("load", "m", str(file), "--keep", env=here).stderr
+        assert run_json("stat", "m", env=here)["keep"]
+        assert not run("load", "m", str(file), env=here).stderr
+    finally:
+        stop_broker(folder)
 
 
 def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:

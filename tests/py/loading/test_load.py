@@ -210,6 +210,35 @@ def test_a_second_name_and_a_namespace(file: Path) -> None:
     check(cw.load("a", file), weights())
 
 
+class Device:
+    """As PyTorch has them: its name is its text."""
+
+    def __str__(self) -> str:
+        return "cpu"
+
+
+def test_what_arguments_may_be(file: Path) -> None:
+    assert cw.load("m", file, device=Device()).device == "cpu"
+    with pytest.raises(cw.DeviceError):
+        cw.load("m", file, device=63)
+    with pytest.raises(ValueError, match="not a device"):
+        cw.load("m", file, device="gpu")
+    for name in (5, None, b"m"):
+        with pytest.raises(TypeError, match="a name is a str, not"):
+            cw.load(name, file)  # type: ignore[arg-type]
+    for name in ("m\0", "m\ud800", "", "a//b"):
+        with pytest.raises(ValueError, match="name"):
+            cw.load(name, file)
+    with pytest.raises(TypeError):
+        cw.load("m", 5.0)  # type: ignore[arg-type]
+    for word in ("keep", "replace"):
+        for value in ("no", 1, None):
+            with pytest.raises(TypeError, match=f"{word} must be True or False, not "):
+                cw.load("m", file, **{word: value})
+        cw.load("m", file, **{word: np.True_})
+    assert cw.names() == ["m"]
+
+
 LOAD = "import sys, cableway as cw; cw.load('m', sys.argv[1]).close()"
 
 

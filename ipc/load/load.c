@@ -174,9 +174,6 @@ static int ask_claim(cw_load *load, int64_t timeout_ns) {
         cw_channel_call(load->client, CW_OP_CLAIM, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
     if (code)
         release(load); /* it may have been granted just before the wait for it was given up */
-    if (code == -ETIMEDOUT)
-        return cw_fail(code, "another process loads \"%.100s\" for longer than %.3f s", load->name,
-                       (double)timeout_ns / 1e9);
     return code;
 }
 
@@ -329,6 +326,14 @@ static int64_t left_ns(int64_t end_ns) {
     return end_ns == INT64_MAX || left > 0 ? left : 0;
 }
 
+/* Whether another process loads is known to the broker alone, whose answer did not come in time.
+ * How long we waited is the caller's to say, who may have asked several times. */
+static int not_yet(const cw_load *load) {
+    return cw_fail(-ETIMEDOUT, "\"%.100s\" is not loaded yet: %s", load->name,
+                   load->state == READ ? "this process still reads the files"
+                                       : "another process may be loading it");
+}
+
 int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) {
     int64_t end_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     int read_here = 0, code;
@@ -338,6 +343,8 @@ int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) 
     do
         code = cw_client_usable(load->client);
     while (code == 0 && (code = step(load, left_ns(end_ns), &tree, &read_here)) == -EAGAIN);
+    if (code == -ETIMEDOUT)
+        return not_yet(load);
     if (code)
         return code;
     *out = tree;

@@ -69,7 +69,9 @@ int cmd_load(const struct cli *cli) {
     } else {
         if (result == 0)
             result = wait_for(cli, load, &tree, &loaded);
-        code = cli_result(result);
+        code = result == -ETIMEDOUT ? cli_error(CLI_TIMEOUT, "%s (timeout: %g s)", cw_error(),
+                                                (double)cli->timeout_ns / 1e9)
+                                    : cli_result(result);
     }
     if (code == CLI_OK) {
         report(cli, tree, loaded);

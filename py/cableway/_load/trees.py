@@ -11,8 +11,9 @@ import numpy as np
 
 from cableway import client, tree
 from cableway._core.deadlines import deadline, left_ns
-from cableway._core.library import ffi, lib
+from cableway._core.library import failure, ffi, lib
 from cableway._load.checkpoint import file_failure, path_of, place_of
+from cableway.errors import Timeout
 from cableway.name import _encode
 from cableway.tree import Tree
 
@@ -82,6 +83,8 @@ def load(
             if status != -errno.EINTR:
                 break
             status = 0  # the signal was served; it goes on
+        if status == -errno.ETIMEDOUT:
+            raise Timeout(f"{failure(status)} (timeout: {timeout} s)")
         if status < 0:
             raise file_failure(status)
     finally:

@@ -103,6 +103,7 @@ static void test_who_has_the_claim_is_waited_for(void **state) {
     cw_load *load = begin(client, 0);
     for (int i = 0; i < 3; i++)
         assert_int_equal(cw_load_wait(load, TINY_NS, &tree, &loaded), -ETIMEDOUT);
+    assert_string_equal(cw_error(), "\"m\" is not loaded yet: another process may be loading it");
     assert_int_equal(loaded, -1);
     say(&other, CW_OP_RELEASE);
     assert_int_equal(cw_load_wait(load, FOREVER, &tree, &loaded), 0);

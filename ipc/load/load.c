@@ -124,7 +124,7 @@ static int look(cw_load *load, cw_tree **out) {
     if (code)
         return code == -ENOTDIR ? cw_fail(-EEXIST,
                                           "\"%.100s\" is an array: load under another name, or "
-                                          "remove it first",
+                                          "replace it (replace=True, --replace)",
                                           load->name)
                                 : code;
     const struct cw_index_head *head = tree->index.head;

@@ -189,7 +189,8 @@ def test_a_name_means_the_files_it_came_from(file: Path, tmp_path: Path) -> None
     ):
         cw.load("m", other)
     os.utime(file, ns=(1, 1))  # somebody wrote there
-    with pytest.raises(cw.NameTaken):
+    moment = r"1970-01-01 00:00:00\.000000001 UTC"
+    with pytest.raises(cw.NameTaken, match=moment + r"\): .* \(replace=True, --replace\)$"):
         cw.load("m", file)
     second = cw.load("m", other, replace=True)
     assert second.version > first.version and cw.load("m", other).version == second.version
@@ -197,7 +198,7 @@ def test_a_name_means_the_files_it_came_from(file: Path, tmp_path: Path) -> None
     cw.put("array", np.ones(3))
     cw.put("tree", {"a": np.ones(3)}, meta={"source": "mine"})
     for name in ("array", "tree"):
-        with pytest.raises(cw.NameTaken):
+        with pytest.raises(cw.NameTaken, match=r"replace it \(replace=True, --replace\)$"):
             cw.load(name, file)
         check(cw.load(name, file, replace=True), weights())
 

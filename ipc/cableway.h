@@ -593,7 +593,8 @@ void cw_reading_end(cw_reading *reading);
  * else "cpu"). Of all processes that ask for it at once one reads the files, and all get the same
  * tree; if that one dies or fails, another takes over. Its metadata are a JSON object: "source" is
  * {"path": as it was asked for, "files": cw_checkpoint_identity()}, "metadata" what the first file
- * says. flags: CW_KEEP; CW_REPLACE: a tree of other files is replaced by a new version.
+ * says. flags: CW_KEEP: also a name that is loaded already is kept from then on, by a next version
+ * of the same memory; CW_REPLACE: a tree of other files is replaced by a new version.
  * The caller owns *out: cw_load_end(). As cw_checkpoint_open() and cw_tree_put().
  */
 typedef struct cw_load cw_load;

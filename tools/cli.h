@@ -23,7 +23,8 @@ enum cli_exit {
     CLI_NO_NAME = 4,
     CLI_TIMEOUT = 5,
     CLI_NAME_TAKEN = 6,
-    CLI_LIMIT = 7, /* a limit of the broker, or no memory left */
+    CLI_LIMIT = 7,   /* a limit of the broker, or no memory left */
+    CLI_DIFFERS = 8, /* verify: the tree is not what was published, or what lies in the files */
 };
 
 enum cli_option { /* which options a subcommand takes; --help goes without saying */

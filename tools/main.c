@@ -40,7 +40,7 @@ static const struct cli_command commands[] = {
      CLI_JSON | CLI_NAMESPACE | CLI_KEEP | CLI_DEVICE | CLI_REPLACE | CLI_TIMEOUT_OPTION, 2, 2,
      cmd_load},
     {"verify", "NAME [PATH]", "Is a tree still what was published, and what lies in these files?",
-     "Reads all of it. Says which tensors differ, and then exits with 1.\n",
+     "Reads all of it. Says which tensors differ, and then exits with 8.\n",
      CLI_JSON | CLI_NAMESPACE, 1, 2, cmd_verify},
     {"get", "NAME FILE", "Write an array or a tree into a file (FILE - writes stdout).",
      "C and Fortran order are kept; strided views are written in C order. A FILE whose name ends "
@@ -97,14 +97,15 @@ static void print_help(void) {
         "  %d  no such name\n"
         "  %d  the timeout ran out\n"
         "  %d  the name is taken (put --no-replace)\n"
-        "  %d  a limit was reached, or no memory is left\n\n"
+        "  %d  a limit was reached, or no memory is left\n"
+        "  %d  verify: tensors differ\n\n"
         "Environment:\n"
         "  CABLEWAY_DIR        folder of the socket (else $XDG_RUNTIME_DIR/cableway, else\n"
         "                      /tmp/cableway-UID)\n"
         "  CABLEWAY_NAMESPACE  the namespace\n"
         "  CABLEWAY_BROKER     the cablewayd to start\n",
         CLI_OK, CLI_FAILED, CLI_USAGE, CLI_NO_BROKER, CLI_NO_NAME, CLI_TIMEOUT, CLI_NAME_TAKEN,
-        CLI_LIMIT);
+        CLI_LIMIT, CLI_DIFFERS);
 }
 
 static const struct cli_command *find_command(const char *name) {

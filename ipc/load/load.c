@@ -13,9 +13,13 @@
  *     PUT_TREE alone, which says the version that was there when we looked: two who had the claim
  *     one after the other never make two trees.
  *   - cw_load_end() releases the claim, whatever had become of the wait for it.
+ *   - With CW_KEEP the name is kept when the tree is returned, also if somebody without it loaded:
+ *     then the tree is put again as the next version, of the same memory, by PUT_TREE that says the
+ *     version that we saw. Of several who do so one succeeds, and the others find it kept. It needs
+ *     no claim, since nothing is read.
  *
  * What is left when this process dies, by the state in which it dies:
- *   LOOK          nothing
+ *   LOOK          nothing; the name is kept from the moment at which the broker took PUT_TREE
  *   CLAIM         nothing: the wait ends with the session; a claim just granted ends with the
  *                 process, and the others look again
  *   READ          arrays, which end with the session, and the claim, which others get at once
@@ -85,8 +89,23 @@ static int check_place(const cw_load *load, const cw_tree *tree) {
     return code;
 }
 
-/* The tree, if it is of our files. 1: it is; 0: there is none, or one to be replaced; else a code.
- */
+/* 1: the name is kept, or need not be; -EAGAIN: look again, since it means another version now, our
+ * own one or somebody's. */
+static int keep(const cw_load *load, const cw_tree *tree, const struct cw_entry *entry) {
+    uint64_t version;
+    if (!(load->flags & CW_KEEP))
+        return 1;
+    if (entry->id != tree->version) /* replaced between the two looks */
+        return -EAGAIN;
+    if (entry->flags & CW_ENTRY_KEEP)
+        return 1;
+    int code =
+        cw_tree_name(tree, load->client, load->name, CW_KEEP | CW_REPLACE, tree->version, &version);
+    return code == 0 || code == -ESTALE ? -EAGAIN : code;
+}
+
+/* The tree, if it is of our files. 1: it is; 0: there is none, or one to be replaced; -EAGAIN: look
+ * again; else a code. */
 static int look(cw_load *load, cw_tree **out) {
     struct cw_found found;
     cw_tree *tree;
@@ -105,7 +124,7 @@ static int look(cw_load *load, cw_tree **out) {
     if (code)
         return code == -ENOTDIR ? cw_fail(-EEXIST,
                                           "\"%.100s\" is an array: load under another name, or "
-                                          "remove it first",
+                                          "replace it (replace=True, --replace)",
                                           load->name)
                                 : code;
     const struct cw_index_head *head = tree->index.head;
@@ -113,7 +132,7 @@ static int look(cw_load *load, cw_tree **out) {
     code = cw_origin_same(load->checkpoint, tree->index.meta, head->meta_bytes);
     if (code == 1) {
         code = check_place(load, tree);
-        code = code ? code : 1;
+        code = code ? code : keep(load, tree, &found.entry);
     } else if (code == 0 && !(load->flags & CW_REPLACE)) {
         code = cw_origin_differs(load->checkpoint, load->name, tree->index.meta, head->meta_bytes);
     }
@@ -155,9 +174,6 @@ static int ask_claim(cw_load *load, int64_t timeout_ns) {
         cw_channel_call(load->client, CW_OP_CLAIM, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
     if (code)
         release(load); /* it may have been granted just before the wait for it was given up */
-    if (code == -ETIMEDOUT)
-        return cw_fail(code, "another process loads \"%.100s\" for longer than %.3f s", load->name,
-                       (double)timeout_ns / 1e9);
     return code;
 }
 
@@ -310,6 +326,14 @@ static int64_t left_ns(int64_t end_ns) {
     return end_ns == INT64_MAX || left > 0 ? left : 0;
 }
 
+/* Whether another process loads is known to the broker alone, whose answer did not come in time.
+ * How long we waited is the caller's to say, who may have asked several times. */
+static int not_yet(const cw_load *load) {
+    return cw_fail(-ETIMEDOUT, "\"%.100s\" is not loaded yet: %s", load->name,
+                   load->state == READ ? "this process still reads the files"
+                                       : "another process may be loading it");
+}
+
 int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) {
     int64_t end_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     int read_here = 0, code;
@@ -319,6 +343,8 @@ int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) 
     do
         code = cw_client_usable(load->client);
     while (code == 0 && (code = step(load, left_ns(end_ns), &tree, &read_here)) == -EAGAIN);
+    if (code == -ETIMEDOUT)
+        return not_yet(load);
     if (code)
         return code;
     *out = tree;

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "ipc/load/folder.h"
 #include "ipc/load/json.h"
@@ -118,11 +119,16 @@ static void describe(char *identity, char *out, size_t out_bytes) {
                 }
             }
         }
+    time_t seconds = (time_t)(mtime / 1000000000);
+    struct tm parts;
+    char moment[32] = "";
+    if (gmtime_r(&seconds, &parts))
+        strftime(moment, sizeof moment, "%Y-%m-%d %H:%M:%S", &parts);
     snprintf(out, out_bytes,
-             "%.120s%s (%llu file%s of %llu bytes, inode %llu, changed at %llu.%09llu)", path.text,
-             files > 1 ? " and others" : "", (unsigned long long)files, files == 1 ? "" : "s",
-             (unsigned long long)size, (unsigned long long)inode,
-             (unsigned long long)(mtime / 1000000000), (unsigned long long)(mtime % 1000000000));
+             "%.120s%s (%llu file%s of %llu bytes, inode %llu, changed at %s.%09llu UTC)",
+             path.text, files > 1 ? " and others" : "", (unsigned long long)files,
+             files == 1 ? "" : "s", (unsigned long long)size, (unsigned long long)inode, moment,
+             (unsigned long long)(mtime % 1000000000));
 }
 
 int cw_origin_differs(const cw_checkpoint *c, const char *name, const void *meta,
@@ -144,7 +150,7 @@ int cw_origin_differs(const cw_checkpoint *c, const char *name, const void *meta
     if (!told)
         return cw_fail(-EDQUOT, "no memory to look at the metadata of a tree");
     return cw_fail(-EEXIST,
-                   "\"%.60s\" is %s, not %s: load it under another name, remove the name first, or "
-                   "replace it",
+                   "\"%.60s\" is %s, not %s: load it under another name, or replace it "
+                   "(replace=True, --replace)",
                    name, there, here);
 }

@@ -27,9 +27,8 @@ from cableway._core import words
 from cableway._core.layouts import Layout
 from cableway._core.leases import usable
 from cableway._cuda import interop
-from cableway._load.checkpoint import Checkpoint, Read, Tensor
+from cableway._load.checkpoint import Checkpoint, Read, Tensor, place_of
 from cableway.array import Array
-from cableway.device import resolve
 from cableway.errors import Error
 
 __all__ = ["SafetensorError", "load_file", "safe_open"]
@@ -62,11 +61,6 @@ def _framework(framework: str, device: str) -> bool:
     if framework in _NUMPY and device != "cpu":
         raise ValueError(f"NumPy has no arrays on {device}; use framework='pt'")
     return framework in _TORCH
-
-
-def _place(device: Any) -> str:
-    """The device, which may be one of PyTorch or the number of a GPU."""
-    return resolve(f"cuda:{device}" if isinstance(device, int) else str(device))
 
 
 def _shown(array: Array, torch: bool) -> Any:
@@ -102,7 +96,7 @@ def load_file(
         OSError: a file is missing or cannot be read.
         LimitExceeded: there is no memory for it.
     """
-    place = _place(device)
+    place = place_of(device)
     torch = _framework(framework, place)
     checkpoint = _open(filename)
     try:
@@ -132,7 +126,7 @@ class safe_open:
     def __init__(
         self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu"
     ) -> None:
-        self._device = _place(device)
+        self._device = place_of(device)
         self._torch = _framework(framework, self._device)
         self._checkpoint = _open(filename)
 

@@ -38,6 +38,13 @@ static int wait_for(const struct cli *cli, cw_load *load, cw_tree **tree, int *l
     return result;
 }
 
+/* A name that is kept, by whomever, does not go. */
+static void note_lifetime(const struct cli *cli, cw_client *client) {
+    cw_name_info info;
+    if (cw_name_stat(client, cli->arguments[0], &info) == 0 && !info.keep)
+        cli_note_lifetime(cli, cli->arguments[0]);
+}
+
 int cmd_load(const struct cli *cli) {
     cw_client *client;
     cw_checkpoint *checkpoint;
@@ -62,11 +69,13 @@ int cmd_load(const struct cli *cli) {
     } else {
         if (result == 0)
             result = wait_for(cli, load, &tree, &loaded);
-        code = cli_result(result);
+        code = result == -ETIMEDOUT ? cli_error(CLI_TIMEOUT, "%s (timeout: %g s)", cw_error(),
+                                                (double)cli->timeout_ns / 1e9)
+                                    : cli_result(result);
     }
     if (code == CLI_OK) {
         report(cli, tree, loaded);
-        cli_note_lifetime(cli, cli->arguments[0]);
+        note_lifetime(cli, client);
     }
     cw_tree_close(tree);
     cw_load_end(load);

@@ -165,7 +165,7 @@ static int report(struct verification *v) {
             cli_note("note: %u tensors were published without a hash, and cannot be verified",
                      v->unknown);
     }
-    return equal ? CLI_OK : CLI_FAILED;
+    return equal ? CLI_OK : CLI_DIFFERS;
 }
 
 static int verify(struct verification *v, const cw_checkpoint *checkpoint) {

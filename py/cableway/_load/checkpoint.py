@@ -13,8 +13,9 @@ from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, usable
 from cableway._core.library import failure, ffi, lib
 from cableway.array import Array
+from cableway.device import resolve
 
-__all__ = ["Checkpoint", "Read", "Tensor", "file_failure", "path_of"]
+__all__ = ["Checkpoint", "Read", "Tensor", "file_failure", "path_of", "place_of"]
 
 _PIECE_BYTES = 64 << 30  # of memory that is allocated at once, unless one tensor is larger
 _OF_FILES = {
@@ -33,6 +34,16 @@ def path_of(path: str | os.PathLike[str]) -> bytes:
     if not encoded or b"\0" in encoded:
         raise ValueError(f"{path!r} is no path")
     return encoded
+
+
+def place_of(device: Any) -> str:
+    """The full name of a device, which may be one of PyTorch or the number of a GPU.
+
+    Raises:
+        ValueError: no name of a device.
+        DeviceError: there is no such device for this process; the text says why.
+    """
+    return resolve(f"cuda:{device}" if isinstance(device, int) else str(device))
 
 
 def file_failure(status: int) -> Exception:

@@ -7,20 +7,30 @@ import math
 import os
 from typing import Any
 
+import numpy as np
+
 from cableway import client, tree
 from cableway._core.deadlines import deadline, left_ns
-from cableway._core.library import ffi, lib
-from cableway._load.checkpoint import file_failure, path_of
-from cableway.device import resolve
+from cableway._core.library import failure, ffi, lib
+from cableway._load.checkpoint import file_failure, path_of, place_of
+from cableway.errors import Timeout
+from cableway.name import _encode
 from cableway.tree import Tree
 
 __all__ = ["load"]
 
 
+def _flag(name: str, value: object) -> bool:
+    """An argument that is yes or no: "no" would count as yes."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, not {value!r}")
+    return bool(value)
+
+
 def load(
     name: str,
     path: str | os.PathLike[str],
-    device: str | None = None,
+    device: Any = None,
     *,
     keep: bool = False,
     replace: bool = False,
@@ -39,8 +49,9 @@ def load(
         name: of the tree.
         path: of a .safetensors file; of a folder with such files; or of the index (`model.safetensors.index.json`) of one, which a
             folder that has one means, too.
-        device: "cpu" or "cuda:N"; None: wherever the tree is already, else "cpu".
-        keep: whether the name outlives the user's last process.
+        device: "cpu", "cuda:N", the number of a GPU, or a device of PyTorch; None: wherever the tree is already, else "cpu".
+        keep: whether the name outlives the user's last process. A name that is loaded already, and is not kept, is kept from then
+            on: it gets a next version, of the same memory. False leaves a kept name of the same files as it is.
         replace: whether a tree of other files under this name is replaced, by a new version.
         timeout: seconds; None: for ever.
 
@@ -53,20 +64,27 @@ def load(
         Error: a file is damaged, was cut off, or was written to while it was read.
         LimitExceeded: there is no memory for it.
         Timeout: it takes longer. What was read is given up.
+        DeviceError: there is no such device for this process; the text says why.
+        TypeError: name is no str, path none, or keep or replace neither True nor False.
+        ValueError: a bad name, path or name of a device.
     """
-    flags = (lib.CW_KEEP if keep else 0) | (lib.CW_REPLACE if replace else 0)
-    place = ffi.NULL if device is None else resolve(device).encode()
+    flags = lib.CW_KEEP if _flag("keep", keep) else 0
+    flags |= lib.CW_REPLACE if _flag("replace", replace) else 0
+    encoded = _encode(name)
+    place = ffi.NULL if device is None else place_of(device).encode()
     end = math.inf if timeout is None else deadline(timeout)
     began: Any = ffi.gc(ffi.new("cw_load **"), lib.cwpy_load_end)
     found = tree.new_cell()
     pointer = client.current().pointer
     try:
-        status = lib.cw_load_begin(pointer, name.encode(), path_of(path), place, flags, began)
+        status = lib.cw_load_begin(pointer, encoded, path_of(path), place, flags, began)
         while status == 0:
             status = lib.cw_load_wait(began[0], left_ns(end), found, ffi.NULL)
             if status != -errno.EINTR:
                 break
             status = 0  # the signal was served; it goes on
+        if status == -errno.ETIMEDOUT:
+            raise Timeout(f"{failure(status)} (timeout: {timeout} s)")
         if status < 0:
             raise file_failure(status)
     finally:

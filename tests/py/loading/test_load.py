@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import FAILED, run, run_json
+from cli_support import DIFFERS, FAILED, run, run_json
+from conftest import Script, stop_broker
 from safetensors.numpy import save_file
 from tree_files import DTYPES, sharded, weights, written
 
@@ -188,7 +189,8 @@ def test_a_name_means_the_files_it_came_from(file: Path, tmp_path: Path) -> None
     ):
         cw.load("m", other)
     os.utime(file, ns=(1, 1))  # somebody wrote there
-    with pytest.raises(cw.NameTaken):
+    moment = r"1970-01-01 00:00:00\.000000001 UTC"
+    with pytest.raises(cw.NameTaken, match=moment + r"\): .* \(replace=True, --replace\)$"):
         cw.load("m", file)
     second = cw.load("m", other, replace=True)
     assert second.version > first.version and cw.load("m", other).version == second.version
@@ -196,7 +198,7 @@ def test_a_name_means_the_files_it_came_from(file: Path, tmp_path: Path) -> None
     cw.put("array", np.ones(3))
     cw.put("tree", {"a": np.ones(3)}, meta={"source": "mine"})
     for name in ("array", "tree"):
-        with pytest.raises(cw.NameTaken):
+        with pytest.raises(cw.NameTaken, match=r"replace it \(replace=True, --replace\)$"):
             cw.load(name, file)
         check(cw.load(name, file, replace=True), weights())
 
@@ -207,6 +209,69 @@ def test_a_second_name_and_a_namespace(file: Path) -> None:
     assert cw.load("b", file).version == again.version  # it says where it came from
     cw.remove("a")
     check(cw.load("a", file), weights())
+
+
+class Device:
+    """As PyTorch has them: its name is its text."""
+
+    def __str__(self) -> str:
+        return "cpu"
+
+
+def test_what_arguments_may_be(file: Path) -> None:
+    assert cw.load("m", file, device=Device()).device == "cpu"
+    with pytest.raises(cw.DeviceError):
+        cw.load("m", file, device=63)
+    with pytest.raises(ValueError, match="not a device"):
+        cw.load("m", file, device="gpu")
+    for name in (5, None, b"m"):
+        with pytest.raises(TypeError, match="a name is a str, not"):
+            cw.load(name, file)  # type: ignore[arg-type]
+    for name in ("m\0", "m\ud800", "", "a//b"):
+        with pytest.raises(ValueError, match="name"):
+            cw.load(name, file)
+    with pytest.raises(TypeError):
+        cw.load("m", 5.0)  # type: ignore[arg-type]
+    for word in ("keep", "replace"):
+        for value in ("no", 1, None):
+            with pytest.raises(TypeError, match=f"{word} must be True or False, not "):
+                cw.load("m", file, **{word: value})
+        cw.load("m", file, **{word: np.True_})
+    assert cw.names() == ["m"]
+
+
+LOAD = "import sys, cableway as cw; cw.load('m', sys.argv[1]).close()"
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_a_name_that_another_process_loaded_is_kept(
+    replace: bool, file: Path, script: Script
+) -> None:
+    script(LOAD, str(file))
+    first = cw.get("m")
+    assert not run_json("stat", "m")["keep"]
+    before = slabs()
+    kept = cw.load("m", file, keep=True, replace=replace)
+    assert run_json("stat", "m")["keep"] and slabs() == before
+    assert kept.version > first.version and cw.get("m").version == kept.version
+    check(kept, weights())
+    check(first, weights())
+    assert cw.load("m", file, keep=True).version == cw.load("m", file).version == kept.version
+    assert run_json("stat", "m")["keep"]
+
+
+def test_the_command_keeps_a_loaded_name_and_says_no_word_of_its_end(
+    file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "d"  # of a broker with no other client
+    here = {"CABLEWAY_DIR": str(folder)}
+    try:
+        assert "m goes 60 s after" in run("load", "m", str(file), env=here).stderr
+        assert not run("load", "m", str(file), "--keep", env=here).stderr
+        assert run_json("stat", "m", env=here)["keep"]
+        assert not run("load", "m", str(file), env=here).stderr
+    finally:
+        stop_broker(folder)
 
 
 def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:
@@ -222,7 +287,7 @@ def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:
     del other["empty"]
     save_file({**other, "new": np.ones(2)}, tmp_path / "o.safetensors")
     told = json.loads(
-        run("verify", "--json", "m", str(tmp_path / "o.safetensors"), expect=FAILED).stdout
+        run("verify", "--json", "m", str(tmp_path / "o.safetensors"), expect=DIFFERS).stdout
     )
     assert not told["equal"]
     assert {one["path"]: one["what"].split()[1:3] for one in told["differs"]} == {

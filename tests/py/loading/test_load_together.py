@@ -4,24 +4,29 @@ loaders hold nobody up for longer than they live, and leave nothing behind. A fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import run_json
+from cli_support import TIMEOUT, run, run_json
 from safetensors.numpy import save_file
 from waiting import eventually
 
 import cableway as cw
+from cableway import client, tree
+from cableway._core.library import check, failure, ffi, lib
 
 KILLS = 1000 if os.environ.get("CABLEWAY_SOAK") else 25
 BYTES = 48 << 20
@@ -126,12 +131,45 @@ def test_a_killed_loader_leaves_nothing_and_others_take_over(file: Path) -> None
     print(f"{KILLS} kills, {whole} times the tree was there")
 
 
+@contextlib.contextmanager
+def half_a_load(file: Path) -> Iterator[None]:
+    """One that has begun to read, and has not ended: whoever else loads waits for it."""
+    found = tree.new_cell()
+    while True:
+        load = ffi.gc(ffi.new("cw_load **"), lib.cwpy_load_end)
+        path = str(file).encode()
+        check(lib.cw_load_begin(client.current().pointer, b"m", path, ffi.NULL, 0, load))
+        while (status := lib.cw_load_wait(load[0], 500_000, found, ffi.NULL)) < 0:
+            told = str(failure(status))
+            if "still reads" in told:
+                break
+            assert "another process may be" in told
+        if status < 0:
+            break
+        lib.cwpy_load_end(load)  # it was read at once
+        tree.make(found, "m").close()
+        cw.remove("m")
+    yield
+    lib.cwpy_load_end(load)
+
+
+@pytest.mark.parametrize("timeout", [0, 1e-9, 0.25])
+def test_a_timeout_is_named_as_it_was_given(timeout: float, file: Path) -> None:
+    told = f'"m" is not loaded yet: another process may be loading it (timeout: {timeout} s)'
+    with half_a_load(file):
+        with pytest.raises(cw.Timeout, match="^" + re.escape(told) + "$"):
+            cw.load("m", file, timeout=timeout)
+        ended = run("load", "m", str(file), "--timeout", str(timeout), expect=TIMEOUT)
+        assert ended.stderr == f"cableway: {told}\n"
+    assert len(cw.load("m", file)) == 4  # nothing of it is left
+
+
 def test_a_stopped_loader_is_waited_for_and_a_signal_or_a_timeout_ends_the_wait(file: Path) -> None:
     """The stopped one has the claim or has not begun: either way the rest is right."""
     stopped = begin(file)
     go(stopped)
     os.kill(stopped.pid, signal.SIGSTOP)
-    with pytest.raises(cw.Timeout):
+    with pytest.raises(cw.Timeout, match=r'^"m" is not loaded yet: .*\(timeout: 0\.2 s\)$'):
         while True:  # until the stopped one has something to be waited for
             cw.load("m", file, timeout=0.2)
             cw.remove("m")

@@ -14,7 +14,7 @@ from conftest import eventually
 from cableway._core import programs
 
 COMMAND = os.environ.get("CABLEWAY_COMMAND") or programs.path("cableway")
-OK, FAILED, USAGE, NO_BROKER, NO_NAME, TIMEOUT, NAME_TAKEN, LIMIT = range(8)
+OK, FAILED, USAGE, NO_BROKER, NO_NAME, TIMEOUT, NAME_TAKEN, LIMIT, DIFFERS = range(9)
 
 
 def run(

@@ -103,6 +103,7 @@ static void test_who_has_the_claim_is_waited_for(void **state) {
     cw_load *load = begin(client, 0);
     for (int i = 0; i < 3; i++)
         assert_int_equal(cw_load_wait(load, TINY_NS, &tree, &loaded), -ETIMEDOUT);
+    assert_string_equal(cw_error(), "\"m\" is not loaded yet: another process may be loading it");
     assert_int_equal(loaded, -1);
     say(&other, CW_OP_RELEASE);
     assert_int_equal(cw_load_wait(load, FOREVER, &tree, &loaded), 0);
@@ -198,13 +199,50 @@ static void test_a_file_that_is_replaced_meanwhile_is_read_as_it_was(void **stat
     cw_client_unref(client);
 }
 
+static uint32_t is_kept(cw_client *client) {
+    cw_name_info info;
+    assert_int_equal(cw_name_stat(client, "m", &info), 0);
+    return info.keep;
+}
+
+static uint64_t load_version(cw_client *client, uint32_t flags, int wanted_loaded) {
+    cw_load *load = begin(client, flags);
+    cw_tree *tree;
+    cw_tree_info info;
+    int loaded = -1;
+    assert_int_equal(cw_load_wait(load, FOREVER, &tree, &loaded), 0);
+    assert_int_equal(loaded, wanted_loaded);
+    check_tree(tree, client);
+    cw_tree_look_at(tree, &info);
+    cw_tree_close(tree);
+    cw_load_end(load);
+    return info.version;
+}
+
+static void test_a_name_that_is_loaded_already_is_kept_by_its_next_version(void **state) {
+    cw_client *client = connect_here();
+    (void)state;
+    uint64_t first = load_version(client, 0, 1);
+    assert_int_equal(is_kept(client), 0);
+    uint64_t kept = load_version(client, CW_KEEP, 0);
+    assert_true(kept > first);
+    assert_int_equal(is_kept(client), 1);
+    assert_true(load_version(client, CW_KEEP, 0) == kept);
+    assert_true(load_version(client, CW_KEEP | CW_REPLACE, 0) == kept);
+    assert_true(load_version(client, 0, 0) == kept);
+    assert_int_equal(is_kept(client), 1);
+    assert_int_equal(cw_remove(client, "m"), 0);
+    cw_client_unref(client);
+}
+
 static pthread_barrier_t barrier;
+static uint32_t load_flags;
 
 static void *loading(void *context) {
     cw_client *client = *(cw_client **)context;
     cw_tree *tree;
     int loaded = 0;
-    cw_load *load = begin(client, 0);
+    cw_load *load = begin(client, load_flags);
     pthread_barrier_wait(&barrier);
     assert_int_equal(cw_load_wait(load, FOREVER, &tree, &loaded), 0);
     check_tree(tree, client);
@@ -213,11 +251,10 @@ static void *loading(void *context) {
     return loaded ? context : NULL;
 }
 
-static void test_of_threads_and_clients_that_ask_at_once_one_reads(void **state) {
-    cw_client *clients[2] = {connect_here(), connect_here()};
+/* Returns how many of them read. */
+static int load_at_once(cw_client *clients[2]) {
     pthread_t threads[THREADS];
     int readers = 0;
-    (void)state;
     pthread_barrier_init(&barrier, NULL, THREADS);
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, loading, &clients[i % 2]), 0);
@@ -226,7 +263,28 @@ static void test_of_threads_and_clients_that_ask_at_once_one_reads(void **state)
         assert_int_equal(pthread_join(threads[i], &loaded), 0);
         readers += loaded != NULL;
     }
-    assert_int_equal(readers, 1);
+    pthread_barrier_destroy(&barrier);
+    return readers;
+}
+
+static void test_of_threads_and_clients_that_ask_at_once_one_reads(void **state) {
+    cw_client *clients[2] = {connect_here(), connect_here()};
+    (void)state;
+    assert_int_equal(load_at_once(clients), 1);
+    assert_int_equal(cw_remove(clients[0], "m"), 0);
+    cw_client_unref(clients[0]);
+    cw_client_unref(clients[1]);
+}
+
+static void test_of_all_who_keep_a_loaded_name_at_once_one_makes_a_version(void **state) {
+    cw_client *clients[2] = {connect_here(), connect_here()};
+    (void)state;
+    uint64_t first = load_version(clients[0], 0, 1);
+    load_flags = CW_KEEP;
+    assert_int_equal(load_at_once(clients), 0);
+    load_flags = 0;
+    assert_int_equal(is_kept(clients[0]), 1);
+    assert_true(load_version(clients[0], CW_KEEP, 0) == first + 1);
     assert_int_equal(cw_remove(clients[0], "m"), 0);
     cw_client_unref(clients[0]);
     cw_client_unref(clients[1]);
@@ -254,7 +312,9 @@ int main(void) {
         cmocka_unit_test(test_who_gives_up_leaves_the_claim_to_others),
         cmocka_unit_test(test_a_file_that_is_written_meanwhile_is_refused),
         cmocka_unit_test(test_a_file_that_is_replaced_meanwhile_is_read_as_it_was),
+        cmocka_unit_test(test_a_name_that_is_loaded_already_is_kept_by_its_next_version),
         cmocka_unit_test(test_of_threads_and_clients_that_ask_at_once_one_reads),
+        cmocka_unit_test(test_of_all_who_keep_a_loaded_name_at_once_one_makes_a_version),
     };
     return cmocka_run_group_tests(tests, start, stop);
 }

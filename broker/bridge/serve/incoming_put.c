@@ -244,7 +244,7 @@ static void on_array(void *owner, int code, cw_array *array) {
                                                .size_bytes = incoming->offer.size_bytes,
                                                .wait_ns = CWB_RESUME_NS,
                                                .array = array};
-    cwb_download_begin(&incoming->download, incoming->peer->run);
+    cwb_download_begin(&incoming->download, incoming->run);
 }
 
 static void on_received(void *owner, int code, cw_array *array) {
@@ -266,7 +266,7 @@ static void start(struct cwb_incoming_put *incoming) {
                                         .gpu = {.device = gpu - 1},
                                         .inside = incoming->inside,
                                         .peer = incoming->offer.inside ? NULL : incoming->peer,
-                                        .run = incoming->peer->run,
+                                        .run = incoming->run,
                                         .source = incoming->offer.source,
                                         .wait_ns = CWB_RESUME_NS};
     incoming->gpu_receive = cwb_gpu_receive_begin(incoming->bridge, &spec, on_received, incoming);

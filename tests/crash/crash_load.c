@@ -134,13 +134,7 @@ static int end(void) {
     cw_tree_close(tree);
     assert_int_equal(cw_remove(client, "m"), 0);
     cw_client_unref(client);
-    if (!WORLD_UNTIL(world_gauge(&world, CW_GAUGE_clients) == 0 &&
-                         world_gauge(&world, CW_GAUGE_slabs) == 0 &&
-                         world_gauge(&world, CW_GAUGE_names) == 0,
-                     LOOKS)) {
-        world_print(&world);
-        fail_msg("not all memory is back after %d looks", LOOKS);
-    }
+    assert_true(world_holds_nothing(&world, LOOKS));
     return loaded;
 }
 

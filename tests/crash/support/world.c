@@ -188,6 +188,16 @@ void world_print(const struct world *world) {
     fflush(stdout);
 }
 
+bool world_holds_nothing(const struct world *world, int looks) {
+    if (WORLD_UNTIL(world_gauge(world, CW_GAUGE_clients) == 0 &&
+                        world_gauge(world, CW_GAUGE_slabs) == 0 &&
+                        world_gauge(world, CW_GAUGE_names) == 0,
+                    looks))
+        return true;
+    world_print(world);
+    return false;
+}
+
 cw_layout world_bytes(const int64_t *shape) {
     return (cw_layout){.ndim = 1, .itemsize = 1, .shape = shape, .dtype = "|u1"};
 }

@@ -57,6 +57,9 @@ void world_print(const struct world *world);
     })
 void world_pause(void);
 
+/* Whether the broker has no client, name or slab any more, within so many looks; if not, prints. */
+bool world_holds_nothing(const struct world *world, int looks);
+
 /* A layout of n elements of type u8, n in *shape. */
 cw_layout world_bytes(const int64_t *shape);
 

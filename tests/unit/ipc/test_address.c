@@ -146,21 +146,28 @@ static void a_log_has_a_limited_size(void **state) {
     raw_broker_remove(&place);
 }
 
-/* `script | cat` ends although script started a broker: that holds nothing of its starter. */
-static void a_detached_broker_holds_no_pipe_of_its_starter(void **state) {
-    (void)state;
-    struct raw_broker place;
-    struct cw_lock_line line;
-    char command[PATH_MAX + 256], text[256], program[PATH_MAX];
-    int folder;
-    raw_broker_folder(&place);
+/* A command that starts a broker there, with what follows its options. */
+static void broker_command(const struct raw_broker *place, const char *rest,
+                           char command[PATH_MAX + 256]) {
+    char program[PATH_MAX];
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     program[length] = 0;
     for (int i = 0; i < 3; i++)
         *strrchr(program, '/') = 0;
     const char *given = getenv("CABLEWAY_BROKER");
-    snprintf(command, sizeof command, "'%s%s' --idle-exit 60 --dir '%s' 2>&1",
-             given ? given : program, given ? "" : "/cablewayd", place.folder);
+    snprintf(command, PATH_MAX + 256, "'%s%s' --idle-exit 60 --dir '%s' %s",
+             given ? given : program, given ? "" : "/cablewayd", place->folder, rest);
+}
+
+/* `script | cat` ends although script started a broker: that holds nothing of its starter. */
+static void a_detached_broker_holds_no_pipe_of_its_starter(void **state) {
+    (void)state;
+    struct raw_broker place;
+    struct cw_lock_line line;
+    char command[PATH_MAX + 256], text[256];
+    int folder;
+    raw_broker_folder(&place);
+    broker_command(&place, "2>&1", command);
     FILE *pipe = popen(command, "re");
     assert_non_null(pipe);
     assert_int_equal(fread(text, 1, sizeof text, pipe), 0); /* the end of file comes */
@@ -168,7 +175,7 @@ static void a_detached_broker_holds_no_pipe_of_its_starter(void **state) {
     assert_int_equal(cw_address_open_folder(&place.address, false, &folder), 0);
     assert_int_equal(cw_address_read_lock(&place.address, folder, &line), 0);
     pipe = popen(command, "re"); /* the second one says who runs */
-    length = (ssize_t)fread(text, 1, sizeof text - 1, pipe);
+    size_t length = fread(text, 1, sizeof text - 1, pipe);
     text[length] = 0;
     assert_int_equal(WEXITSTATUS(pclose(pipe)), 3);
     assert_non_null(strstr(text, "a broker runs already"));
@@ -185,16 +192,10 @@ static void a_dead_brokers_lock_is_waited_for(void **state) {
     (void)state;
     struct raw_broker place;
     struct cw_lock_line line;
-    char command[PATH_MAX + 256], program[PATH_MAX];
+    char command[PATH_MAX + 256];
     int folder;
     raw_broker_folder(&place);
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    program[length] = 0;
-    for (int i = 0; i < 3; i++)
-        *strrchr(program, '/') = 0;
-    const char *given = getenv("CABLEWAY_BROKER");
-    snprintf(command, sizeof command, "'%s%s' --idle-exit 60 --dir '%s' >/dev/null 2>&1",
-             given ? given : program, given ? "" : "/cablewayd", place.folder);
+    broker_command(&place, ">/dev/null 2>&1", command);
     assert_int_equal(system(command), 0);
     assert_int_equal(cw_address_open_folder(&place.address, false, &folder), 0);
     assert_int_equal(cw_address_read_lock(&place.address, folder, &line), 0);

@@ -232,7 +232,7 @@ class Workers:
         return worker
 
     def _start(self, worker: Worker) -> None:
-        slot, group, stderr = worker.slot, worker.group, worker.stderr
+        slot, group = worker.slot, worker.group
         process: Any = worker.process
         self.dispatch.assign(slot, group)
         self._group_of[slot] = group
@@ -247,15 +247,7 @@ class Workers:
                 self.main.worker_starts()
             worker.pid = process.pid
             self._workers[slot] = worker
-            worker.pidfd = processes.open_pidfd(process)
-            self._watched[worker.pidfd] = worker
-            self._epoll.register(worker.pidfd, select.EPOLLIN)
-            if stderr is not None:
-                self._watched[stderr.fd] = worker
-                self._epoll.register(stderr.fd, select.EPOLLIN)
-        except ProcessLookupError:  # dead and reaped already
-            self.dead.append(worker)
-            self.dispatch.tell(True)
+            self._watch_for(worker)
         except BaseException:
             if process.ident is None:
                 processes.end_unknown(process)
@@ -263,6 +255,20 @@ class Workers:
             else:
                 self._give_up(worker)
             raise
+
+    def _watch_for(self, worker: Worker) -> None:
+        """Its end and its stderr are seen from now on."""
+        try:
+            worker.pidfd = processes.open_pidfd(worker.process)
+        except ProcessLookupError:  # dead and reaped already
+            self.dead.append(worker)
+            self.dispatch.tell(True)
+            return
+        self._watched[worker.pidfd] = worker
+        self._epoll.register(worker.pidfd, select.EPOLLIN)
+        if worker.stderr is not None:
+            self._watched[worker.stderr.fd] = worker
+            self._epoll.register(worker.stderr.fd, select.EPOLLIN)
 
     def _give_up(self, worker: Worker) -> None:
         """Kills one that runs and cannot be watched. It keeps its slot, and is seen to with all others: the Pool ends by this."""

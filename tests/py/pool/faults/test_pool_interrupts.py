@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pool_tasks as tasks
 import pytest
+from ctrl_c import children
 from pool_support import workers_of
 from waiting import eventually
 
@@ -262,10 +263,6 @@ def test_what_a_handler_raises_is_not_lost_when_the_task_fails_meanwhile(tmp_pat
         assert pool.apply(tasks.square, (3,)) == 9
 
 
-def children() -> set[str]:
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
 def own_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("cableway-pool")]
 
@@ -294,10 +291,7 @@ def test_a_ctrl_c_while_it_starts_or_ends_leaves_no_worker(kind: Any) -> None:
         assert eventually(lambda: not own_threads(), LONG), number
         return hit
 
-    number, through = 1, 0
-    while through < 2 and number < _PLACES_MAX:
-        through = 0 if once(number) else through + 1
-        number += 3
+    everywhere(once)
 
 
 @pytest.mark.parametrize("kind", ["Pool", "Executor"])

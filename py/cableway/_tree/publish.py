@@ -99,7 +99,9 @@ class Source:
             known = places.get(id(lease))
             if known is None:
                 known = places[id(lease)] = (lease.gpu, lease.address)
-            low: Any = (known[0], known[1] + values._offset)
+            if self.layout.nbytes:
+                return (known[0], known[1] + values._offset, self.layout, self.where)
+            low: Any = None
         elif isinstance(self.values, np.ndarray):
             low = (-1, self.values.__array_interface__["data"][0])
         else:

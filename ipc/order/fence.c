@@ -15,8 +15,10 @@
 
 #include "ipc/order/context_failure.h"
 
+/* A nap is a quarter of the time that has passed, so that nobody waits much longer than the work
+ * takes. */
 #define SPIN_NS        50000
-#define NAP_FIRST_NS   20000
+#define NAP_SHARE      4
 #define NAP_LONGEST_NS 500000
 
 /* The client's lock is held. */
@@ -186,7 +188,7 @@ int cw_stamp_poll(cw_client *client, cw_stamp stamp) {
 }
 
 void cw_deadline_begin(struct cw_deadline *deadline, int64_t timeout_ns) {
-    *deadline = (struct cw_deadline){.nap_ns = NAP_FIRST_NS, .timeout_ns = timeout_ns};
+    *deadline = (struct cw_deadline){.timeout_ns = timeout_ns};
 }
 
 int cw_deadline_nap(cw_client *client, struct cw_deadline *deadline, const char *what) {
@@ -208,11 +210,10 @@ int cw_deadline_nap(cw_client *client, struct cw_deadline *deadline, const char 
     if (code)
         return code;
     cw_context_failure_look(); /* what we wait for may be our own, and lost */
-    struct timespec nap = {.tv_nsec = deadline->nap_ns};
+    int64_t nap_ns = (now_ns - deadline->spin_end_ns + SPIN_NS) / NAP_SHARE;
+    struct timespec nap = {.tv_nsec = nap_ns < NAP_LONGEST_NS ? nap_ns : NAP_LONGEST_NS};
     if (nanosleep(&nap, NULL) < 0)
         return cw_fail(-EINTR, "a signal came while waiting for %s", what);
-    if (deadline->nap_ns < NAP_LONGEST_NS)
-        deadline->nap_ns *= 2;
     return 0;
 }
 

@@ -78,7 +78,7 @@ struct cw_fences { /* of one client */
 /* How long somebody waits on the CPU: spins for a while, then naps of growing length. The clock is
  * first read when there is something to wait for. */
 struct cw_deadline {
-    int64_t spin_end_ns, end_ns, nap_ns, timeout_ns;
+    int64_t spin_end_ns, end_ns, timeout_ns;
 };
 void cw_deadline_begin(struct cw_deadline *deadline, int64_t timeout_ns);
 /* Lets some time pass. 0, -ETIMEDOUT (what did not happen), -EINTR, -ECONNRESET. */

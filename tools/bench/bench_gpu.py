@@ -4,7 +4,8 @@ Every figure stands beside its peer of the same run: the driver's own calls for 
 cuda.core for passing arrays on, NCCL between GPUs. Random data, buffers in rotation, every result is checked. At the
 end: all figures, then what is promised and whether it is kept. What could not be measured says why.
 
-    bench_gpu.py [--seconds N] [PART...]     parts: fences, turns, imports, copies, passing, peers, memory
+    bench_gpu.py [--seconds N] [PART...]     parts: fences, turns, imports, copies, passing, trees, peers,
+                                             memory
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from gpu import copies, driver, passing
+from gpu import copies, driver, passing, trees
 from gpu.rows import LARGEST_MIB, missing, note, show
 
 import cableway as cw
@@ -184,6 +185,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "turns": turns,
     "imports": imports,
     "passing": passing.measure,
+    "trees": trees.measure,
     "peers": copies.between_gpus,
     "copies": copies.on_one_gpu,
     "memory": memory,

@@ -167,7 +167,10 @@ def answer_tensors(there: Any, back: Any) -> None:
 
 
 def by_tensors(size: int) -> None:
-    """Tensors through our Queue and torch's, in turn: in memory of ours, and torch's own, another one each time."""
+    """Tensors through our Queue and torch's, in turn: in memory of ours, and torch's own, another one each time.
+
+    Ten of each in a row, as a program that sends one after the other; and one of each, so that both sides sleep before.
+    """
     import torch
 
     spawn = multiprocessing.get_context("spawn")
@@ -197,15 +200,16 @@ def by_tensors(size: int) -> None:
         ):
             assert turn(which, (tensor,)) == holds, (which, i)
     for kind, sent in ((OWN, own), (COPIED, plain)):
-        mine, theirs = alternated(
-            lambda i, sent=sent: turn("ours", sent[i % ARRAYS]),  # type: ignore[misc]
-            lambda i: turn("theirs", plain[i % ARRAYS]),
-            60,
-        )
-        spread = f"{mine.p10 * 1e6:.0f} to {mine.p90 * 1e6:.0f} | {theirs.p10 * 1e6:.0f} to {theirs.p90 * 1e6:.0f}"
-        note(
-            tensors(kind, size), mine.median * 1e6, "torch Queue", theirs.median * 1e6, "us", spread
-        )
+        for in_a_row, how in ((10, ""), (1, ", after a pause")):
+            mine, theirs = alternated(
+                lambda i, sent=sent: turn("ours", sent[i % ARRAYS]),  # type: ignore[misc]
+                lambda i: turn("theirs", plain[i % ARRAYS]),
+                60 if in_a_row == 1 else 12,
+                in_a_row,
+            )
+            spread = f"{mine.p10 * 1e6:.0f} to {mine.p90 * 1e6:.0f} | {theirs.p10 * 1e6:.0f} to {theirs.p90 * 1e6:.0f}"
+            what = tensors(kind, size, how)
+            note(what, mine.median * 1e6, "torch Queue", theirs.median * 1e6, "us", spread)
     for child, (there, _) in zip(children, ends.values(), strict=True):
         there.put(None)
         child.join()

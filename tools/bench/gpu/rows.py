@@ -70,22 +70,27 @@ class Times:
 
 
 def alternated(
-    ours: Callable[[int], object], theirs: Callable[[int], object], rounds: int
+    ours: Callable[[int], object],
+    theirs: Callable[[int], object],
+    rounds: int,
+    in_a_row: int = 1,
 ) -> tuple[Times, Times]:
     """Both in turn, the one that begins changing with each round, so that both see the same machine.
 
-    The first two rounds do not count.
+    A round is so many actions of each in a row, and each action is a sample. The first two rounds do not count.
     """
     times: tuple[list[float], list[float]] = ([], [])
     for i in range(rounds + 2):
         for which in (i % 2, 1 - i % 2):
-            begin = time.perf_counter()
-            (ours, theirs)[which](i)
-            times[which].append(time.perf_counter() - begin)
+            for j in range(in_a_row):
+                begin = time.perf_counter()
+                (ours, theirs)[which](i * in_a_row + j)
+                times[which].append(time.perf_counter() - begin)
     found = []
     for each in times:
-        tenths = statistics.quantiles(each[2:], n=10)
-        found.append(Times(statistics.median(each[2:]), tenths[0], tenths[-1], rounds))
+        kept = each[2 * in_a_row :]
+        tenths = statistics.quantiles(kept, n=10)
+        found.append(Times(statistics.median(kept), tenths[0], tenths[-1], len(kept)))
     return found[0], found[1]
 
 
@@ -136,9 +141,16 @@ def passing(which: str, size: int) -> str:
 OWN, COPIED = "in memory of ours", "PyTorch's own, copied"
 
 
-def tensors(which: str, size: int) -> str:
+def tensors(which: str, size: int, how: str = "") -> str:
     """The name of a line of tensors that go to another process, and a word back."""
-    return f"a tensor to another process and back, {which}, {size_name(size)}"
+    return f"a tensor to another process and back, {which}, {size_name(size)}{how}"
+
+
+TREE_ATTACH = "a tree's tensors in a process that sees it first, 399 tensors, 16.4 GB"
+TREE_ATTACH_MANY = "a tree's tensors in a process that sees it first, 18,867 tensors, 15.3 GB"
+TREE_TENSORS = "1,000 tensors of a tree that is mapped"
+TREE_PUBLISH = "a tree published from memory of ours, 399 tensors"
+TREE_MEMORY = "GPU memory of 8 processes that have a tree, beyond their contexts and the tree"
 
 
 def targets(two_gpus: bool) -> list[Target]:
@@ -151,6 +163,10 @@ def targets(two_gpus: bool) -> list[Target]:
     for which, times in ((OWN, 10), (COPIED, 5)):
         name = tensors(which, 64 * MIB)
         found.append(at_least(f"torch's Queue by ours: {name}", times, ratio(name, "torch Queue")))
+    for name, times in ((TREE_ATTACH, 8), (TREE_ATTACH_MANY, 15)):
+        found.append(at_least(f"torch IPC by ours: {name}", times, ratio(name, "torch IPC")))
+    found.append(at_most(TREE_TENSORS, 2, value(TREE_TENSORS), "ms"))
+    found.append(at_most(TREE_PUBLISH, 5, value(TREE_PUBLISH), "ms"))
     found.append(
         at_most(
             "first sight of a slab, without the descriptor's journey, by the driver's calls",

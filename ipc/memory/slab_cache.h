@@ -1,6 +1,6 @@
 /*
  * The slab cache: entirely free slabs that are kept for the next arrays. The caller holds
- * client->lock where nothing else is said.
+ * client->lock unless the comment says otherwise.
  */
 #ifndef CW_IPC_MEMORY_SLAB_CACHE_H
 #define CW_IPC_MEMORY_SLAB_CACHE_H

@@ -1,6 +1,6 @@
 /*
- * A clean start: a detached broker serves all processes of its user, so it keeps nothing of the one
- * that happened to start it.
+ * A clean start: a detached broker serves all processes of its user, so it keeps nothing of the
+ * process that happened to start it.
  */
 #ifndef CW_BROKER_CORE_CLEAN_START_H
 #define CW_BROKER_CORE_CLEAN_START_H

@@ -1,9 +1,9 @@
 /*
  * Closer: a thread that closes descriptors, since close may block or take long.
  *
- * The broker has two: one for memory (freeing much of it takes milliseconds), one for descriptors
- * of a class that we did not expect (a hostile file system blocks close for as long as it likes;
- * only others of that kind then wait behind it). Threads are made at the first use.
+ * The broker has two: one for memory (freeing much of it takes milliseconds), and one for
+ * descriptors of unexpected classes (a hostile file system can block close for as long as it likes;
+ * then only other descriptors of that kind wait behind it). Each thread starts at its first use.
  */
 #ifndef CW_BROKER_CORE_CLOSER_H
 #define CW_BROKER_CORE_CLOSER_H

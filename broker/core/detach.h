@@ -1,5 +1,6 @@
 /*
- * Detaching: the broker as a process of its own, which holds nothing of who started it.
+ * Detaching: makes the broker a process of its own that keeps nothing of the process that started
+ * it.
  */
 #ifndef CW_BROKER_CORE_DETACH_H
 #define CW_BROKER_CORE_DETACH_H

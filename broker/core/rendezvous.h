@@ -1,8 +1,8 @@
 /*
- * Place: the broker's socket and lock in the socket folder (ipc/request/address.h).
+ * Rendezvous: the broker's socket and lock in the socket folder (ipc/request/address.h).
  *
- * One lock decides who is the broker: the flock on the lock file, held as long as the process
- * lives. Who holds it may take over a stale socket.
+ * One lock decides which process is the broker: the flock on the lock file, held as long as the
+ * process lives. Its holder may take over a stale socket.
  */
 #ifndef CW_BROKER_CORE_RENDEZVOUS_H
 #define CW_BROKER_CORE_RENDEZVOUS_H

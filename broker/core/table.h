@@ -1,7 +1,7 @@
 /*
- * Hash tables and lists of the broker: uthash, with our rule for want of memory: what finds none is
- * not in the table, which is as it was before. Whoever adds looks (CWD_ADDED) and undoes what it
- * had begun; a request is then refused.
+ * Hash tables and lists of the broker: uthash, with our rule for a lack of memory. If there is no
+ * memory to add an element, the table stays as it was. Whoever adds checks this (CWD_ADDED) and
+ * undoes what it had begun; the request is then refused.
  */
 #ifndef CW_BROKER_CORE_TABLE_H
 #define CW_BROKER_CORE_TABLE_H

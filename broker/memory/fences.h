@@ -1,14 +1,16 @@
 /*
- * Fences: pages of them, one session's each, and what becomes of them when it is dead.
+ * Fences: pages of them, each for one session, and what the broker does with them after its death.
  *
  *   open    its session lives: its streams write
- *   broken  its session lives, but the context of the page's streams does not (FENCES_BREAK): as
- *           buried and ended, from that word on. The session has given its turns back itself.
+ *   broken  its session lives, but the CUDA context of the page's streams has failed
+ *           (FENCES_BREAK): treated as buried, and its streams as ended, from that message on. The
+ *           session has given its turns back itself.
  *   buried  its process is dead. Poison is stored again every POISON_EVERY_NS until the socket has
- *           ended too and CW_POISON_NS have passed: late writes of a GPU may land until then. Then
- *           the stamps of these fences are taken out of all block tables (cw_order_bury), and the
- *           page is closed; whoever has it mapped keeps it.
- * The broker trusts nothing in a page: it stores poison, and notes numbers for the dead's readers.
+ *           ended, too, and CW_POISON_NS have passed: late writes of a GPU may land until then.
+ *           Then the stamps of these fences are taken out of all block tables (cw_order_bury), and
+ *           the page is closed; a process that has it mapped keeps it.
+ * The broker trusts nothing in a page: it stores poison, and notes numbers for those who read from
+ * the dead process.
  */
 #ifndef CW_BROKER_MEMORY_FENCES_H
 #define CW_BROKER_MEMORY_FENCES_H

@@ -1,19 +1,18 @@
 /*
- * Groups: blocks that are held for as long as another one, their anchor, is alive. The parts of a
- * tree are held by its index: who has a lease on that has all of them, and needs no other.
+ * Groups: blocks that are held for as long as another block, their anchor, is alive. A tree's index
+ * holds its parts: a lease on the index is enough to have all of them.
  *
  * Invariants
  *   G1  A member has one reference of ours for each time that a group names it.
- *   G2  No block is an anchor and a member: so no group keeps its own anchor alive, and what nobody
- *       has comes back.
- *   G3  A group whose anchor is free is in the list of those that end, and gives its references
- *       back in the same turn or the next ones (SLICE members each), whatever transits are under
- *       way.
+ *   G2  No block is both an anchor and a member. So no group keeps its own anchor alive, and blocks
+ *       that nobody has come back.
+ *   G3  A group whose anchor is free is in the list of ending groups, and gives its references back
+ *       in the same turn or the next ones (SLICE members each), whatever transits are under way.
  *
- * Who dies: the client that asked: the group stays until the anchor is free, which is at once if
- * nobody else holds that. A client that damages the anchor's word keeps the group until the slab
- * is closed, or for ever if it is the members that keep the slab: it could hold them by a name as
- * well. The broker: with its references.
+ * Deaths: if the client that asked dies, the group stays until the anchor is free, which is at once
+ * if nobody else holds the anchor. A client that damages the anchor's word keeps the group until
+ * the slab is closed, or for ever if the members keep the slab: it could hold them by a name as
+ * well. If the broker dies, its references end, and the groups with them.
  *
  * Owner: the loop's thread.
  */

@@ -1,5 +1,5 @@
 /*
- * Holders: which clients have a lease on a block, read from their lease tables as they stand.
+ * Holders: which clients have a lease on a block, read from their lease tables at this moment.
  */
 #ifndef CW_BROKER_MEMORY_HOLDERS_H
 #define CW_BROKER_MEMORY_HOLDERS_H

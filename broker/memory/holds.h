@@ -1,10 +1,11 @@
 /*
- * Holds: what the broker notes of one block of one generation: how many references it has, and
- * whether somebody is waited for who had a lease on it. There is a hold as long as either is so.
+ * Holds: the broker's notes about one block of one generation: how many references it has, and
+ * whether the broker waits for somebody who had a lease on it. A hold exists as long as either is
+ * so.
  *
- * One may be made beforehand, of no block yet, for a reference that is promised: who has it takes
- * its reference without asking for memory. So the table is never empty (a table without elements
- * has no memory of its own), and where its buckets cannot grow its chains do.
+ * A hold may be made in advance, for no block yet, for a reference that is promised: its owner can
+ * then take the reference without asking for memory. So the table is never empty (a table without
+ * elements has no memory of its own), and if its buckets cannot grow its chains do.
  *
  * Owner: the loop's thread. Holds end with the broker.
  */

@@ -1,8 +1,8 @@
 /*
  * Inherited references: leases that a fork doubled. A child inherits mappings, but neither channel
- * nor lease table. Before it forks the parent hands over the read end of a pipe, the fork pipe;
- * every block that its tables name then is referred to once more, until every copy of the write end
- * is closed.
+ * nor lease table. So before it forks, the parent hands over the read end of a pipe, the fork pipe.
+ * The broker takes one more reference on every block that the parent's tables name at that time,
+ * and keeps these until every copy of the write end is closed.
  */
 #ifndef CW_BROKER_MEMORY_INHERITED_H
 #define CW_BROKER_MEMORY_INHERITED_H

@@ -2,25 +2,25 @@
  * References and reclaim: which blocks the broker holds, and how blocks that nobody holds come
  * back.
  *
- * A hold is kept for each (slab, block, generation) that has references, or that waits: it is
- * WANTED, somebody had a lease on it when we last looked, and whoever drops that lease tells us.
- * Who is killed between dropping and telling tells nobody; so at each session's end everything that
- * waits is suspected again.
+ * A hold is kept for each (slab, block, generation) that has references, or that waits. A block
+ * waits if it is WANTED and somebody had a lease on it at the last look; whoever drops that lease
+ * tells us. A client that is killed between dropping and telling tells nobody, so at each session's
+ * end all waiting blocks become suspects again.
  *
  *   suspect -> WANTED -> scan: held  -> waits
  *                              free  -> RETIRING -> scan: held -> back to LIVE, waits
  *                                                         free -> FREE, generation + 1
- * Suspects are gathered through a turn of the loop and looked at in one batch: one scan of all
- * lease tables for all of them. Everything between RETIRING and its end happens in one call.
+ * Suspects are gathered during a turn of the loop and examined in one batch: one scan of all lease
+ * tables for all of them. Everything between RETIRING and its end happens in one call.
  *
- * Before a suspect is looked at, all rings are read that far as they were filled when it was marked
- * WANTED. Somebody may have begun a transit and then dropped its lease without a word, as it may
- * while the block is not WANTED: then nothing but the BEGIN in its ring says that the block is
- * held. The same may happen while it is looked at: it is taken, passed on and let go between the
- * reading of that ring and the scan. So when nobody was found to hold it after RETIRING, what
- * stands in the rings by then is looked through for such BEGINs before anything is freed. A client
- * whose ring cannot be read (it takes no replies) is waited for RING_TIMEOUT_NS: it may lose what
- * it alone had begun to pass on, and holds up nobody's memory.
+ * Before a suspect is examined, all rings are read up to where they were filled when it was marked
+ * WANTED. A client may have begun a transit and then dropped its lease without telling, as it may
+ * while the block is not WANTED: then only the BEGIN in its ring says that the block is held. The
+ * same may happen during the examination: the block is taken, passed on and let go between the
+ * reading of that ring and the scan. So if the scan after RETIRING finds no holder, the rings'
+ * contents of that moment are searched for such BEGINs before anything is freed. If a client's ring
+ * cannot be read (it takes no replies), the broker waits RING_TIMEOUT_NS for it: the client may
+ * lose what it alone had begun to pass on, and delays nobody's memory any longer.
  */
 #ifndef CW_BROKER_MEMORY_RECLAIM_H
 #define CW_BROKER_MEMORY_RECLAIM_H

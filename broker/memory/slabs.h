@@ -1,16 +1,16 @@
 /*
- * The slab registry: slabs, which are two descriptors to the broker: data, and block table.
+ * The slab registry. A slab is two descriptors to the broker: data, and block table.
  *
- *   owned    a client carves blocks out of it; taken from it when another is about to be refused
- *            and nothing of it is alive (room.h)
- *   orphan   its owner is dead or gave it up; adopted by the next client that needs memory, or
- *            closed when nothing of it is alive
+ *   owned    a client carves blocks out of it. The broker takes it from the client if another
+ *            client is about to be refused memory and no block of the slab is alive (room.h)
+ *   orphan   its owner is dead or gave it up. The next client that needs memory adopts it, or the
+ *            broker closes it when no block of it is alive
  * The broker maps the table, never the data.
  *
- * What is alive in an orphan the broker knows without the table, in which any client can write:
- * when its owner went, every block that was alive had a reference, or became a suspect, and nobody
- * carves it since. So nothing is alive once it has no reference, no block that waits and no
- * suspect.
+ * The broker knows which blocks of an orphan are alive without the table, in which any client can
+ * write. When the owner went, every block that was alive had a reference or became a suspect, and
+ * nobody carves blocks there since. So no block is alive once the slab has no reference, no block
+ * that waits and no suspect.
  */
 #ifndef CW_BROKER_MEMORY_SLABS_H
 #define CW_BROKER_MEMORY_SLABS_H

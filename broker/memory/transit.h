@@ -1,29 +1,30 @@
 /*
- * Transits: references for handles under way. A client begins one when it exports a handle, and who
- * opens (or discards) the handle ends it; else its limit does. They outlive the client that began
- * them: the handle may still lie in a pipe.
+ * Transits: references for handles under way. A client begins one when it exports a handle. It ends
+ * when somebody opens (or discards) the handle, or at its limit. Transits outlive the client that
+ * began them: the handle may still lie in a pipe.
  *
- * BEGIN and END come from the rings of two clients. BEGIN was written before the handle was handed
- * on, but may be read after END: an END whose BEGIN is still to come is remembered, and meets it.
- * Tokens are numbers that anybody can guess, so an END says of which block it speaks, and it is
- * remembered until the beginner's ring was read as far as it was filled then, and no longer.
+ * BEGIN and END come from the rings of two clients. BEGIN was written before the handle was passed
+ * on, but may be read after END. So an END whose BEGIN is still to come is remembered, and meets
+ * it. Tokens are numbers that anybody can guess, so an END names its block. It is remembered until
+ * the beginner's ring was read as far as it was filled at that time, and no longer.
  *
- * BEGIN has no answer, so it must not fail. The broker has the memory for a session's next ones
- * ready before it tells the session how many they may be (transits_ready, a counter of its tokens):
- * some at HELLO, and as many again as were begun, whenever it reads a BEGIN or a PING. A client
- * that has used all of them sends a PING; where the number does not rise by that, a limit or the
- * memory is at its end, and the handle is refused where it is asked for. If the client dies, what
- * it said by then has its memory; what was ready beyond that ends with its session.
+ * BEGIN has no answer, so it must not fail. The broker reserves memory for a session's next
+ * transits before it tells the session how many it may begin (transits_ready, a counter of its
+ * tokens): some at HELLO, and as many again as were begun, whenever it reads a BEGIN or a PING. A
+ * client that has used all of them sends a PING. If the number does not rise by that, a limit or
+ * the end of memory is reached, and the export of the handle fails. If the client dies, the
+ * transits that it had begun have their memory; the rest of the reserve ends with its session.
  *
  * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
- * At its limit it then lives on for as long again if the anchor is alive, whoever died meanwhile;
- * and when the anchor is freed it ends, whatever its limit: what waits in a queue that nobody has
- * any more is nobody's.
+ * At its limit it then lives on for as long again if the anchor is alive, whichever process died
+ * meanwhile. When the anchor is freed, it ends, whatever its limit: nobody can take an item from a
+ * queue that nobody has any more.
  *
- * What the mover begins is no handle in a pipe: the one who has it is known. That is the mover
- * until it has told of what it made, then the client that asked (the *keeper*), until it ends the
- * transit; with its keeper's session the transit ends at once. So memory that was made, and whose
- * maker or asker was killed in any moment in between, is free as soon as the death is known.
+ * A transit that the mover begins is not a handle in a pipe: its holder is known. At first that is
+ * the mover, until it has reported what it made; then the client that asked (the *keeper*), until
+ * it ends the transit. With its keeper's session the transit ends at once. So if memory was made
+ * and its maker or asker is killed, at whatever moment, the memory is free as soon as the death is
+ * known.
  */
 #ifndef CW_BROKER_MEMORY_TRANSIT_H
 #define CW_BROKER_MEMORY_TRANSIT_H

@@ -5,25 +5,26 @@
  *      |                             |
  *      | CANCEL, client dead         | mover dead: waiting again, from the job's beginning
  *      v                             | client dead: stays until DONE or the mover's death,
- * unanswered gone                           v
+ *     gone                           v   unanswered
  *
- * Invariant: from its request to its end a job has a reference on its source and on its target, so
- * neither is freed or carved anew while the mover may touch them, whoever dies. A job that is
- * answered is complete, or failed with its reason; the mover has let go of both blocks.
- * A job that makes memory has none of these: the mover holds the block until it has begun a transit
- * for it, which goes to the client with the answer, or is ended here where nobody hears it. The
- * transit ends with whom of the two has it (transit.h).
+ * Invariant: from its request to its end a job has a reference on its source and on its target. So
+ * neither is freed or used for another array while the mover may touch them, whoever dies. A job
+ * that is answered is complete, or failed with its reason; the mover has let go of both blocks.
+ *
+ * A job that makes memory has no such references: the mover holds the block until it has begun a
+ * transit for it. The transit goes to the client with the answer, or is ended here if nobody hears
+ * the answer. It ends with the one of the two that has it (transit.h).
  *
  * Deaths
- *   client    a waiting job is dropped. A moving one goes on: its target is written by the mover
- *             until it says DONE or is dead, and the fences of the client's streams become final no
- *             earlier (fences.c), so that nobody who writes the target anew meets the mover there.
- *   mover     dead by its pidfd and its socket: the driver has ended its work on the GPUs before
- * the pidfd tells. Its jobs are done again, by its successor, into the same targets: bytes that
- * were written before are written again. JOB_TRIES deaths fail a job. broker    clients hear that
- * it is lost, the mover ends with it. Nobody sees a target as complete before its job is answered:
- * the client gives nobody the array, or keeps its turn to write it (ipc/array/copy.c), and gives it
- * back with the answer.
+ *   client    a waiting job is dropped. A moving one goes on: the mover writes its target until it
+ *             says DONE or is dead. The fences of the client's streams become final no earlier
+ *             (fences.c), so the next writer of the target does not meet the mover there.
+ *   mover     it counts as dead by its pidfd and its socket: the driver has ended its work on the
+ *             GPUs before the pidfd tells. Its successor does the jobs again, into the same
+ *             targets: the same bytes are written once more. After JOB_TRIES deaths a job fails.
+ *   broker    clients get BrokerLost, and the mover ends with the broker. Nobody sees a target as
+ *             complete before its job is answered: the client gives nobody the array, or keeps its
+ *             turn to write it (ipc/array/copy.c), and gives the turn back with the answer.
  */
 #ifndef CW_BROKER_ROLES_COPY_JOBS_H
 #define CW_BROKER_ROLES_COPY_JOBS_H

@@ -1,7 +1,7 @@
 /*
- * Mover: the process cableway-mover (broker/mover/), which copies what clients cannot: it alone of
- * ours sees all GPUs. One a broker, started when the first job comes, ended by itself when it has
- * had none for a while, started again when it died with jobs left.
+ * Mover: the process cableway-mover (broker/mover/), which makes copies that clients cannot make.
+ * It is our only process that sees all GPUs. A broker has one: it is started when the first job
+ * comes, ends when it has had none for a while, and is started again if it died with jobs left.
  *
  *   none --job--> started --its first NEXT--> at work --pidfd and socket's end--> none
  *                    |                                                              |
@@ -10,9 +10,9 @@
  *                  none                                                          started
  *
  * To the rest of the broker it is a client with a role: it opens slabs and holds leases as all do.
- * The role belongs to the process that we started, by its pid, which nobody else can have before we
- * have waited for it. It keeps no state, so that a successor begins with the jobs alone
- * (copy_jobs.h). It ends when this process does: the kernel kills it.
+ * The role belongs to the process that we started, by its pid, which no other process can have
+ * before we have waited for it. It keeps no state, so its successor needs only the jobs
+ * (copy_jobs.h). When this process ends, the kernel kills it.
  */
 #ifndef CW_BROKER_ROLES_MOVER_H
 #define CW_BROKER_ROLES_MOVER_H

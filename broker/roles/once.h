@@ -1,17 +1,18 @@
 /*
- * Deeds: what peers put and remove here, each done once however often it is asked for.
+ * Effects done once: puts and removes that peers ask for here. Each is done once, however often it
+ * is asked for.
  *
- * A peer's broker numbers its clients' puts and removes. A number stays the same when the peer's
- * bridge asks again, over another connection or after a death, and when the next bridge does. The
- * number and the effect are noted in one step here, in the broker and not in its bridge: so a
- * repetition is known whichever bridge of ours it comes through. Only what was done is noted. What
- * was refused changed nothing, and nobody was told of it if it is asked for again.
+ * A peer's broker numbers its clients' puts and removes. The number stays the same when the peer's
+ * bridge asks again, over another connection or after a death, and when the peer's next bridge
+ * asks. The number and the effect are noted in one step, in this broker and not in its bridge. So a
+ * repetition is recognised through whichever bridge of ours it comes. Only what was done is noted:
+ * a request that was refused changed nothing, and may be done if it is asked for again.
  *
- * A number is forgotten when its peer says that it repeats none below a higher one ("settled");
- * such a number is refused from then on, so that a late first frame, read after its repetition,
- * does nothing. Above DONE_MAX numbers the earliest goes; a repetition of one that may have gone is
- * answered that nobody knows. With the broker its names and this memory end together; the asker
- * sees the other instance and does not repeat (broker/bridge/local/once.h).
+ * A number is forgotten when its peer says that it repeats none below a higher one ("settled").
+ * Such a number is refused from then on, so that a late first frame, read after its repetition,
+ * does nothing. Above DONE_MAX numbers the earliest is forgotten; the answer to a repetition that
+ * may be one of these is that nobody knows. When the broker ends, its names and these notes end
+ * together; the asker sees another instance and does not repeat (broker/bridge/local/once.h).
  */
 #ifndef CW_BROKER_ROLES_ONCE_H
 #define CW_BROKER_ROLES_ONCE_H

@@ -1,5 +1,5 @@
 /*
- * Remote: what clients want of other nodes, and the process cableway-bridge that does it.
+ * Remote: requests of clients to other nodes, and the process cableway-bridge, which serves them.
  *
  *   waiting --NEXT of the bridge--> given --DONE--> answered --room in the client's ring--> gone
  *      |                             |
@@ -7,17 +7,17 @@
  *      v                             | CANCEL, client dead: the bridge is told, nobody is answered
  *     gone                           v
  *
- * The bridge is to the broker a client with a role, as the mover is (mover.h): the role belongs to
- * the process that we started, by its pid. It is started when a node is to be listened for or
- * reached by configuration, else when the first job comes; when it died it is started again, at
- * once for jobs, else after a pause that grows. It keeps no state that cannot be fetched again: its
- * names (replicas of remote arrays) go when its session ends, since nobody would keep them fresh;
- * jobs that it had are given to the next one, which is told so. A put or remove has a number, by
- * which the other node knows it again (once.h).
+ * To the broker the bridge is a client with a role, as the mover is (mover.h): the role belongs to
+ * the process that we started, by its pid. It is started if the configuration names an address to
+ * listen on or nodes to reach, else when the first job comes. If it died it is started again: at
+ * once if there are jobs, else after a pause that grows. It keeps no state that cannot be fetched
+ * again. Its names (replicas of remote arrays) go when its session ends, since nobody would keep
+ * them up to date. The next bridge gets its jobs, and is told that they were given before. A put or
+ * remove has a number, by which the other node recognises it (once.h).
  *
- * One that is stopped, or hangs, is as dead: it is asked once a second whether it lives, for other
- * nodes may be served by it of whom nothing is known here, and one that has sent nothing for
- * CWD_REMOTE_LOOKS seconds is killed. Only seconds in which this process ran are counted.
+ * A bridge that is stopped or hangs is treated as dead: other nodes may depend on it of which this
+ * broker knows nothing. So it is asked once a second whether it lives, and killed if it has sent
+ * nothing for CWD_REMOTE_LOOKS seconds. Only seconds in which this process ran count.
  *
  * The bridge also asks to be told when names changed (changes.h).
  */

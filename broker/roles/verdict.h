@@ -1,13 +1,14 @@
 /*
  * Verdict: whether the bridge that the command line asks for (--listen, --peer, --node, --streams)
- * has come up. The starter of a detached broker waits for it, so that a port that is taken is told
- * where the command was typed; and a broker whose bridge fails at its first start ends, with exit
- * code 1: who asked for it has to know, and nothing is lost yet. Later starts of the bridge are
- * remote.c's own, and are only logged; so is one that the configuration asks for, since every
- * client of the user's starts that broker.
+ * has started to work. The process that starts a detached broker waits for the verdict, so that an
+ * error such as a port in use is shown where the command was typed. If the bridge fails at its
+ * first start, the broker ends with exit code 1: the user has to know, and nothing is lost yet.
+ * Later starts of the bridge are up to remote.c, and failures are only logged; so are failures of a
+ * bridge that the configuration asks for, since every client of the user starts that broker.
  *
- * The bridge says one text down a pipe: "" it listens; "key: ..." it will when it has its key;
- * else why it cannot. A pipe that ends without one: the bridge has ended, or was killed.
+ * The bridge writes one text into a pipe: "": it listens; "key: ...": it will listen when it has
+ * its key; any other text: why it cannot. If the pipe ends without a text, the bridge has ended or
+ * was killed.
  */
 #ifndef CW_BROKER_ROLES_VERDICT_H
 #define CW_BROKER_ROLES_VERDICT_H

@@ -1,6 +1,6 @@
 /*
- * The form of a request in the broker, a copy of a client's record, and of what is answered; for
- * requests.c and what stands in its table.
+ * The form of a request in the broker: a copy of the client's record, and the answer. For
+ * requests.c and the functions in its table.
  */
 #ifndef CW_BROKER_SESSION_REQUEST_FORM_H
 #define CW_BROKER_SESSION_REQUEST_FORM_H

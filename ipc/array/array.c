@@ -36,7 +36,7 @@ int cw_array_ours(const cw_array *array) {
         return cw_fail(-EINVAL, "an array is needed, NULL was given");
     if (is_forked(array->client))
         return cw_fail(-EINVAL, "this array was inherited over a fork: renew it with a client of "
-                                "this process first (cw_array_renew)");
+                                "this process first");
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /*
- * Slabs that somebody else made: those of dead makers, and memory of another library.
+ * Slabs that this client did not make: those of dead makers, and memory of other libraries.
  */
 #ifndef CW_IPC_MEMORY_ADOPTION_H
 #define CW_IPC_MEMORY_ADOPTION_H

@@ -1,6 +1,6 @@
 /*
  * Allocation: blocks on one device, out of slabs that this client owns. The caller holds
- * client->lock where nothing else is said.
+ * client->lock unless the comment says otherwise.
  */
 #ifndef CW_IPC_MEMORY_ALLOCATOR_H
 #define CW_IPC_MEMORY_ALLOCATOR_H
@@ -18,14 +18,14 @@ struct cw_heap { /* allocation on one device */
     uint8_t device_uuid[CW_UUID_BYTES];
     uint64_t granule_bytes; /* slabs are multiples of it */
     struct cw_carver carver;
-    struct cw_carver foreign; /* somebody else's memory: one block a slab, never carved */
+    struct cw_carver foreign; /* memory of other libraries: one block a slab, never carved */
     uint64_t next_slab_bytes;
     uint64_t crowded_bytes; /* the last slab that ran out of block numbers had so much in use; 0: it
                              * was followed by one for such arrays */
     uint32_t large_ones;    /* arrays for which a slab was made that is larger than the next one */
-    uint64_t cached_bytes, cache_limit_bytes; /* entirely free slabs that are kept */
-    bool retains; /* keeps what becomes free beyond the limit: it is about to be used */
-    struct cw_extent *pending; /* published, dropped, not yet back; the oldest come back first */
+    uint64_t cached_bytes, cache_limit_bytes; /* of entirely free slabs that are kept */
+    bool retains;              /* keeps free slabs beyond the limit: they are about to be used */
+    struct cw_extent *pending; /* published, dropped, not freed yet; the oldest come back first */
     struct cw_extent *pending_last;
     uint64_t pending_count;
     uint64_t reclaimed_seen;    /* session->reclaimed as last looked at */
@@ -42,12 +42,12 @@ int cw_heap_of(cw_client *client, const struct cw_backend *backend, int device,
                struct cw_heap **out);
 void cw_heaps_deinit(cw_client *client);
 
-struct cw_allocation { /* how far one has come; zeros at first */
+struct cw_allocation { /* the progress of one allocation; zeros at first */
     uint32_t tries;
-    uint32_t made; /* the slab that was made for it last; 0: none */
-    bool adopted;  /* whatever dead makers left was looked at */
-    bool dropped;  /* what is kept was given up */
-    bool asked;    /* others were asked for what they keep */
+    uint32_t made; /* the slab that was last made for it; 0: none */
+    bool adopted;  /* slabs of dead makers were tried */
+    bool dropped;  /* cached slabs were given up */
+    bool asked;    /* memory that other clients keep was asked for */
     bool refused;  /* the last call's -EDQUOT: no memory for a slab, here or within a limit */
 };
 
@@ -65,7 +65,7 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
 struct cw_extent *cw_heap_give(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* A published block of ours is held by us no more: it comes back when the broker frees it. */
 void cw_heap_await(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* It is waited for no more. */
+/* Ends the wait for it. */
 void cw_heap_await_no_more(struct cw_heap *heap, struct cw_extent *extent);
 /* Takes back what the broker freed, on all devices: when a look pays, or now. Asks nobody: what
  * waits for streams of processes that were never met here stays. */

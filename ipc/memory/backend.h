@@ -1,10 +1,11 @@
 /*
  * Device backend: what a kind of memory must provide, so that slabs, arrays and copies need not
- * know whether they lie in host or in GPU memory. The host backend (host.c) is the first one.
+ * know whether they are in host or in GPU memory. There are two: host.c and ipc/cuda/backend.c.
  *
- * Preconditions, once for all: sizes and offsets were checked by the caller against the slab; fds
- * are valid and stay the caller's unless said otherwise; calls may come from any thread, and block
- * for as long as the device takes. Every function returns 0 or a negative errno with a detail text.
+ * Preconditions of all functions: the caller has checked sizes and offsets against the slab; fds
+ * are valid and stay the caller's unless the comment says otherwise. Calls may come from any
+ * thread, and block for as long as the device takes. Each returns 0 or a negative errno with a
+ * detail text.
  */
 #ifndef CW_IPC_MEMORY_BACKEND_H
 #define CW_IPC_MEMORY_BACKEND_H
@@ -23,11 +24,11 @@ enum cw_imported { CW_IMPORT_OWN = 1, CW_IMPORT_OPENED = 2 };
 struct cw_mapping { /* one slab's data in this process */
     void *base;     /* host address or device pointer */
     size_t size_bytes;
-    int device;        /* where it lies, by this process's numbers */
+    int device;        /* its device, by this process's numbers */
     uint64_t reachers; /* GPU memory: bit i: device i may use it. Host memory: 1 when registered
                         * with CUDA. Under the CUDA backend's lock */
     int imported;      /* GPU memory of somebody else (import.c): in its owner, or opened; else 0 */
-    bool readonly;     /* GPU memory: what writes there is an error of that process's context */
+    bool readonly;     /* GPU memory: a write breaks the CUDA context of the process */
 };
 
 struct cw_backend {
@@ -48,7 +49,7 @@ struct cw_backend {
     int (*device_find)(const uint8_t uuid[CW_UUID_BYTES], int *device);
     /* What slabs are multiples of, and how much of entirely free ones one client keeps. */
     int (*device_limits)(int device, uint64_t *granule_bytes, uint64_t *cache_bytes);
-    /* What it is, for people. */
+    /* Describes the device, for people. */
     int (*device_stat)(int device, cw_device_info *out);
     /* Makes memory and exports it: *fd is the caller's. size_bytes: a multiple of the granule. */
     int (*slab_create)(int device, uint64_t size_bytes, int *fd);
@@ -58,9 +59,10 @@ struct cw_backend {
     /* A mapping that was made read-only is writable from now on, where it is, and stays so. NULL
      * where read-only and writable mappings are two (protects). */
     int (*slab_raise)(struct cw_mapping *mapping);
-    /* Nothing in this process holds an array of it any more. In a forked child: its copy ends. */
+    /* Called when nothing in this process holds an array of it. In a forked child: its copy ends.
+     */
     void (*slab_unmap)(struct cw_mapping *mapping);
-    /* Maps whole pages of a slab copy-on-write: what is written there is this process's alone.
+    /* Maps whole pages of a slab copy-on-write: what is written there only this process sees.
      * slab_unmap ends it. NULL where the device cannot. */
     int (*slab_map_cow)(int fd, uint64_t slab_bytes, uint32_t slab_flags, uint64_t begin_bytes,
                         uint64_t size_bytes, struct cw_mapping *out);

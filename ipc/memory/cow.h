@@ -10,9 +10,9 @@
 #include "ipc/memory/mapping.h"
 #include "ipc/memory/slab.h"
 
-#define CW_SPARES_MAX 16u /* copy-on-write mappings kept, of which no page was written */
+#define CW_SPARES_MAX 16u /* kept copy-on-write mappings without a written page */
 
-/* A copy-on-write mapping that no array has. */
+/* A copy-on-write mapping without an array. */
 struct cw_spare {
     const struct cw_slab *slab;
     uint64_t begin_bytes; /* in the slab */
@@ -32,7 +32,7 @@ int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, u
  * the lock; the array's lease stands. begin_bytes: in the slab. */
 void cw_cow_give(cw_client *client, const struct cw_slab *slab, uint64_t begin_bytes,
                  struct cw_mapping *mapping);
-/* The slab is about to be freed. The caller holds the lock. */
+/* Ends the slab's spare mappings, before it is freed. The caller holds the lock. */
 void cw_cow_forget(cw_client *client, const struct cw_slab *slab);
 
 #endif

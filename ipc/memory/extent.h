@@ -1,13 +1,15 @@
 /*
- * Carving: an allocator over ranges of bytes that it never touches.
+ * Carving: an allocator over ranges of bytes, which it never touches.
  *
- * An arena is one slab's range of bytes, a carver is all arenas of one kind of memory. An arena is
- * divided into extents without gaps, in the order of their addresses; each is free or carved.
+ * An arena is one slab's range of bytes; a carver is all arenas of one kind of memory. An arena is
+ * divided into extents without gaps, in the order of their addresses. Each is free or carved.
  *
  * Invariants
- *   C1  The extents of an arena cover [0, size_bytes) exactly; each length is a multiple of
- * CW_CARVE_UNIT. C2  Two neighbours are never both free (they were joined). C3  A free extent is in
- * the bin of its length, a carved one in none. C4  free_bytes is the sum of the free extents.
+ *   C1  The extents of an arena cover exactly [0, size_bytes); each length is a multiple of
+ *       CW_CARVE_UNIT.
+ *   C2  Two neighbours are never both free: they would have been joined.
+ *   C3  A free extent is in the bin of its length, a carved one in none.
+ *   C4  free_bytes is the sum of the free extents.
  *
  * Private to one process; the caller serialises. Nothing here is shared memory.
  */

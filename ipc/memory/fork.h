@@ -6,7 +6,7 @@
 
 #include "ipc/cableway.h"
 
-#define CW_FORK_TIMEOUT_NS 10000000000 /* fork() waits so long for the broker, each time twice */
+#define CW_FORK_TIMEOUT_NS 10000000000 /* how long fork() waits for the broker, each time twice */
 
 void cw_fork_register(cw_client *client);
 void cw_fork_unregister(cw_client *client);

@@ -32,7 +32,7 @@ void cw_leases_deinit(cw_client *client);
 int cw_lease_hold(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen);
 /* For a block that is still FREE and about to be carved: only the slot is stored. There is room. */
 void cw_lease_hold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
-/* Takes that back: nothing was carved. */
+/* Undoes that, if nothing was carved. */
 void cw_lease_unhold_new(cw_client *client, struct cw_slab *slab, uint32_t block);
 /* Gives one hold back. The last one tells the broker where it must, and frees our own private
  * blocks. */

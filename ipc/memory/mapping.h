@@ -1,17 +1,17 @@
 /*
- * Where the bytes of a slab lie in this process, for all of its clients: two mappings at most, a
- * writable one and a read-only one.
+ * The mappings of a slab in this process, for all of its clients: at most two, a writable and a
+ * read-only one.
  *
- * Invariant: all arrays on one block lie in one of the two, whichever client opened them, so that a
- * byte of an array has one address in this process. Whoever compares addresses (NumPy, memmove)
- * then sees where two of them overlap.
+ * Invariant: all arrays on one block lie in the same of the two mappings, whichever client opened
+ * them. So a byte of an array has one address in this process, and code that compares addresses
+ * (NumPy, memmove) sees whether two arrays overlap.
  *
  * The first array on a block decides: in the read-only mapping if it is read-only, where a write is
- * a SIGSEGV. A read-only array that comes beside a writable one is read-only by its flag alone,
- * also when that is closed: its address stays, and its pages may be those of a small neighbour, or
- * of an allocator that writes there and has lent the block. A writable one that comes
- * beside read-only ones has the pages of its block made writable where they are (raised), until
- * nothing in that mapping is written any more.
+ * a SIGSEGV. A read-only array beside a writable one is read-only by its flag alone, also after the
+ * writable one is closed: its address stays, and its pages may belong to a small neighbour, or to
+ * an allocator that writes there and has lent the block. If a writable array comes beside read-only
+ * ones, the pages of its block are made writable where they are (raised), until no array in that
+ * mapping is open for writing.
  *
  * Owner: one lock for all, taken last. A forked child has the mappings and the counts of its
  * parent, and adds to them what it opens itself. If the process dies, nothing is left.
@@ -34,7 +34,7 @@ struct cw_seen { /* arrays on one block, of all clients */
 };
 
 struct cw_mappings {
-    uint64_t instance; /* which broker's */
+    uint64_t instance; /* the run of the broker */
     uint32_t slab;
     uint32_t references; /* by the slabs of clients */
     uint32_t capacity;   /* blocks */
@@ -48,12 +48,12 @@ struct cw_mappings {
 int cw_mappings_hold(uint64_t instance, uint32_t slab, uint32_t capacity, struct cw_mappings **out);
 /* One reference less; the last one unmaps. */
 void cw_mappings_release(struct cw_mappings *mappings, const struct cw_backend *backend);
-/* Maps that one, if it is not there. */
+/* Makes that mapping if it does not exist yet. */
 int cw_mappings_map(struct cw_mappings *mappings, const struct cw_backend *backend, int fd,
                     uint64_t size_bytes, uint32_t slab_flags, bool in_ro);
 /* The same of a slab that nobody in this process has seen before: it is mapped writable already. */
 void cw_mappings_give(struct cw_mappings *mappings, const struct cw_mapping *rw);
-/* Where that one begins; NULL: it is not there. */
+/* The address where that mapping begins; NULL: there is none. */
 void *cw_mappings_base(struct cw_mappings *mappings, bool in_ro);
 /* Whether an array on a block would lie in the read-only one now. */
 bool cw_mappings_choose(struct cw_mappings *mappings, uint32_t block, bool readonly);

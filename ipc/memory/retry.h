@@ -1,5 +1,5 @@
 /*
- * What is tried before an allocation fails. Without client->lock.
+ * Allocation retry: the steps that are tried before an allocation fails. Without client->lock.
  */
 #ifndef CW_IPC_MEMORY_RETRY_H
 #define CW_IPC_MEMORY_RETRY_H
@@ -11,7 +11,7 @@
 /* Has the broker look at all that this process has let go of. 1: something of the heap came
  * back; 0; -EINTR. */
 int cw_retry_ask(cw_client *client, struct cw_heap *heap);
-/* After a limit's refusal: gives up what is kept. -EAGAIN: something came free; else -EDQUOT or
+/* After a limit was reached: gives up cached slabs. -EAGAIN: something came free; else -EDQUOT or
  * -EINTR. */
 int cw_retry_make_room(cw_client *client, struct cw_heap *heap);
 /* The last step before -EDQUOT in host memory: the broker takes back what other clients keep free.

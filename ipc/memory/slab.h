@@ -1,6 +1,6 @@
 /*
  * Slabs that this client has open: their tables and their memory. The caller holds client->lock
- * where nothing else is said.
+ * unless the comment says otherwise.
  */
 #ifndef CW_IPC_MEMORY_SLAB_H
 #define CW_IPC_MEMORY_SLAB_H
@@ -17,7 +17,7 @@
 #include "shm/base/segment.h"
 #include "shm/blocks/block.h"
 
-#define CW_IDLE_SLABS_MAX 256u /* mappings kept of slabs that nothing is held of */
+#define CW_IDLE_SLABS_MAX 256u /* mappings kept of slabs in which nothing is held */
 
 struct cw_heap;
 struct cw_deferred;
@@ -61,7 +61,7 @@ struct cw_slab {
     /* imported memory of this process's own (import.c) */
     uint64_t allocation;    /* the driver's number of the allocation, never used again; 0: none */
     uint64_t imported_last; /* when it was imported from last, by a counter; 0: not kept */
-    bool gone;              /* its allocation is: nothing is suballocated of it any more */
+    bool gone;              /* its allocation is gone: nothing is suballocated from it any more */
 };
 
 #define CW_SLAB_BUCKETS 1024u
@@ -88,13 +88,13 @@ int cw_slab_get_for(cw_client *client, uint32_t id, bool in_ro, struct cw_slab *
  * is one, it is as the first one wanted it, and writable from the first on who did not say in_ro.
  */
 int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro);
-/* Where they begin in that mapping; NULL: it is not there. */
+/* The address where the data begin in that mapping; NULL: there is none. */
 void *cw_slab_base(struct cw_slab *slab, bool in_ro);
 /* Hands a new slab to the broker; a signal may end that. data and table stay the caller's on
  * failure; on success both are taken over, and the slab is own. capacity: of the table. */
 int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,
                 int data_fd, struct cw_segment *table, struct cw_slab **out);
-/* Its file, which the caller closes. Asks the broker. */
+/* The slab's file, which the caller closes. Asks the broker. */
 int cw_slab_file(cw_client *client, struct cw_slab *slab, int *fd);
 /* Maps a part of it copy-on-write; both in whole pages. */
 int cw_slab_map_cow(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
@@ -105,7 +105,7 @@ uint32_t cw_slabs_sweep(cw_client *client);
 /* Puts an idle slab where it may be unmapped, and takes it back out. */
 void cw_slab_rest(cw_client *client, struct cw_slab *slab);
 void cw_slab_wake(cw_client *client, struct cw_slab *slab);
-/* Forgets a slab: unmaps all. Nothing of it is held. */
+/* Forgets a slab, of which nothing is held: unmaps all of it. */
 void cw_slab_free(cw_client *client, struct cw_slab *slab);
 void cw_slabs_deinit(cw_client *client);
 

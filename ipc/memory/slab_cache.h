@@ -1,6 +1,6 @@
 /*
  * The slab cache: entirely free slabs that are kept for the next arrays. The caller holds
- * client->lock where nothing else is said.
+ * client->lock unless the comment says otherwise.
  */
 #ifndef CW_IPC_MEMORY_SLAB_CACHE_H
 #define CW_IPC_MEMORY_SLAB_CACHE_H
@@ -12,13 +12,13 @@
 
 /* Gives up an own slab; it is freed. */
 void cw_slab_close(cw_client *client, struct cw_slab *slab);
-/* A slab that may have become entirely free: it is kept, or given up. */
+/* Called for a slab that may be entirely free now: keeps it, or gives it up. */
 void cw_heap_settle(cw_client *client, struct cw_slab *slab);
 /* The same of the slab with this id, which was made for an array that may have found room
  * elsewhere, where something came back meanwhile; 0, or it is gone: nothing. Without client->lock.
  */
 void cw_slab_cache_settle(cw_client *client, uint32_t id);
-/* Gives up what is kept beyond the limit. */
+/* Gives up cached slabs beyond the limit. */
 void cw_slab_cache_trim(cw_client *client, struct cw_heap *heap);
 /* Forgets the slabs that the broker has taken back for others (broker/memory/room.h), or does so
  * when the broker has said that a slab was given up. Who calls has none of them in hand. */

@@ -10,7 +10,7 @@
 
 #define CW_SLAB_BLOCKS_MAX 16384u /* block numbers of a shared slab */
 
-/* The size of the slab that an array of this size calls for, and how many blocks it has. */
+/* The size of a new slab for an array of this size, and the number of its blocks. */
 uint64_t cw_slab_plan(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capacity);
 
 #endif

@@ -1,28 +1,30 @@
 /*
- * Completions: what the work of one section came to, for who asks after its end.
+ * Completions: how the work of one section ended, for a caller who asks after the section's end.
  *
- * A section's books serve the stream's next section as soon as it has ended, and a stream forgets
- * what it waited for once that has passed or was told. So whoever ends a section may take along the
- * stamp of its end and the stamps that its stream was still made to wait for.
+ * As soon as a section has ended, its fence and lists serve the stream's next section, and a stream
+ * forgets what it waited for once that has passed or was reported. So the caller that ends a
+ * section may keep a completion: the stamp of the section's end, and the stamps for which its
+ * stream was still made to wait.
  *
  * Invariants
- *   C1  Each stamp in a completion was submitted by its process, so it is reached or poisoned; and
- *       the pages of all of them are mapped here, for good: they can be looked at when their
- *       sessions are buried, too.
- *   C2  The own stamp is looked at first. The GPU stores it when the stream's waits have ended,
- * each by its value or by poison, and poison comes after the broker's note (shm/blocks/fence.h): so
- * who sees the own value sees the note of each death that has released the stream. C3  The stamps
- * are those of the stream, not of the section's arrays alone: what the stream computed from an
- * earlier section stands in memory that nobody but its user knows. C4  After an answer none of the
- * section's work is under way, whatever the answer is.
+ *   C1  Each stamp in a completion was submitted by its process, so it is reached or poisoned. The
+ *       pages of all of them stay mapped here, so that they can be read after the broker has buried
+ *       their sessions.
+ *   C2  The own stamp is read first. The GPU stores it when the stream's waits have ended, each by
+ *       its value or by poison, and poison comes after the broker's note (shm/blocks/fence.h). So a
+ *       reader of the own value sees the note of each death that has released the stream.
+ *   C3  The stamps are those of the stream, not only of the section's arrays: a result that the
+ *       stream computed in an earlier section lies in memory that only its user knows.
+ *   C4  After an answer none of the section's work is under way, whatever the answer is.
  *
- * Owner: the caller. It is plain memory, that owns nothing and is never written after the end.
- *   A producer dies before its work is submitted: the begin has waited for it, and says so.
- *     While the stream waits for it: poison ends that, the work runs on what was there, and the end
- *     says so, or the completion where the end came first. After its value: nothing is wrong.
- *   Who waits dies: nobody depends on it. Its context fails: -ENODEV.
- *   The broker dies: what has passed is told all the same; what has not is -ECONNRESET, since
- *     nobody would tell of a death.
+ * Owner: the caller. A completion is plain memory, owns nothing and is never written after the end.
+ *   A producer dies before its work is submitted: the begin has waited for it, and reports it.
+ *     While the stream waits for it: poison ends the wait, and the work runs on the data as they
+ *     are. The end reports it, or the completion if the end came first.
+ *     After its value: nothing is wrong.
+ *   The waiting process dies: nobody depends on it. Its context fails: -ENODEV.
+ *   The broker dies: what has passed is reported all the same; what has not is -ECONNRESET, since
+ *     nobody would report a death.
  */
 #ifndef CW_IPC_ORDER_COMPLETION_H
 #define CW_IPC_ORDER_COMPLETION_H

@@ -1,26 +1,28 @@
 /*
- * Failed contexts: a GPU error after which nothing in this process's context works any more, while
- * the process lives on. Who waits for its work must be told as if it had died.
+ * Failed contexts: after a GPU error nothing works any more in a CUDA context of this process,
+ * while the process lives on. Whoever waits for its work must be told as if the process had died.
  *
  * Invariants
- *   R1  Once a context is known to have failed, every section of its streams is ended here, its
- *       turns given back with what was written marked as incomplete, and no new one begins
+ *   R1  Once a context is known to have failed, every section of its streams is ended here: its
+ *       turns are given back, and what was written is marked as incomplete. No new section begins
  *       (-ENODEV, with the driver's name for the error). Only after that are its fences poisoned
- *       and the broker told: so the broker never takes out a turn that this process may still give
+ *       and the broker told. So the broker never takes out a turn that this process may still give
  *       back itself.
- *   R2  Poison comes before the process's next wait on any array: it does not wait for itself.
- *       The broker is told without waiting: one that stands still, its ring full, hears of it at
- *       a later look of this process, and nobody waits for it meanwhile. Poison is there already.
- *   R3  What other contexts of the process do is not touched: pages of fences are one GPU's.
- * The driver tells of a failed context at the next call that this process makes in it; who makes
- * none is not heard of before its end. So whoever waits on the CPU here asks while it waits.
+ *   R2  Poison comes before the process's next wait on any array: it does not wait for itself. The
+ *       broker is told without waiting. If it stands still and its ring is full, a later call of
+ *       this process tells it, and nobody waits for that: the poison is there already.
+ *   R3  Other contexts of the process are not touched: each page of fences belongs to one GPU.
  *
- * Owner: this process. The books of all its clients stand in one list, whose lock comes before any
- * fences' lock and is taken with none held but a client's. The process dies: the broker poisons
- * all its fences in any case. Dies between poison and word: the same. The broker is dead: the
- * poison is stored by this process, so that those who have the page mapped are told all the same.
- * What was submitted before cannot land later: the driver has thrown it away; the broker repeats
- * the poison for CW_POISON_NS nevertheless, and takes the stamps out of all records then.
+ * The driver reports a failed context at the next call that this process makes in it. If it makes
+ * none, the failure is not known before the process ends. So whoever waits on the CPU here makes
+ * such a call while it waits.
+ *
+ * Owner: this process. The fences of all its clients are in one list, whose lock comes before any
+ * fences' lock and is taken with none held but a client's.
+ * The process dies, also between poison and message: the broker poisons all its fences in any case.
+ * The broker is dead: this process stores the poison, so all who have the page mapped are told.
+ * Work that was submitted before cannot land later, since the driver has thrown it away. The broker
+ * repeats the poison for CW_POISON_NS all the same, and then takes the stamps out of all records.
  * In a forked child nothing here applies: it has no contexts.
  */
 #ifndef CW_IPC_ORDER_CONTEXT_FAILURE_H

@@ -2,31 +2,33 @@
  * Fences of this process, and how its streams wait for those of other processes.
  *
  * Pages of fences (CW_SEGMENT_FENCES: header, then CW_FENCES_PER_PAGE fences at CW_PAGE) are made
- * by the broker, one session's each, so that it can poison them. A fence's number is
- * page * CW_FENCES_PER_PAGE + index; numbers are never given out again in a run of the broker, and
- * 0 is none. A process maps its own pages and, when it meets a stamp of another, that page, once;
- * it registers each with CUDA (all contexts) and keeps both until it ends: unregistering blocks
- * while any stream waits.
+ * by the broker, each for one session, so that it can poison them. A fence's number is
+ * page * CW_FENCES_PER_PAGE + index; numbers are never used again in a run of the broker, and 0 is
+ * none. A process maps its own pages and, when it meets a stamp of another process, that page,
+ * once. It registers each page with CUDA (all contexts) and keeps both until it ends: unregistering
+ * blocks while any stream waits.
  *
  * The four rules
  *   1 One writer. A fence belongs to one stream, known by its id (cuStreamGetId: handles are
- *     reused, ids are not), which has one for each section that it has open at once (stream.h).
- *     Values begin at 1 and only rise. When the stream is gone (another has its handle) and all
- * that it did has passed, the other one goes on with its fences: still one writer at a time. 2 A
- * stream waits only for what is submitted: if the fence's enqueued word is below the stamp's value,
- * the CPU waits until it is not. At most CW_STREAM_WAITS_MAX streams of a process wait on the GPU
- * at once; a further one waits on the CPU. 3 Poison: when a fence's process is dead the broker
- * stores poison, which ends every wait. After each wait, and at the next call that touches the
- * array, the stamps are looked at again: not reached means -EOWNERDEAD. What a write had waited for
- * is looked at as well (order.h). 4 Nothing of ours stands in the default stream (0, 1 and 2 as
- * handles): waits for its sake are done by the CPU, and its work is stamped through a stream of
- * ours that waits for an event. In a stream that is being captured every call here is -EINVAL.
+ *     reused, ids are not). The stream has a fence for each section that it has open (stream.h).
+ *     Values begin at 1 and only rise. When the stream is gone (another has its handle) and all of
+ *     its work has passed, the other one goes on with its fences: still one writer at a time.
+ *   2 A stream waits only for what is submitted: if the fence's enqueued word is below the stamp's
+ *     value, the CPU waits until it is not. At most CW_STREAM_WAITS_MAX streams of a process wait
+ *     on the GPU at once; a further one waits on the CPU.
+ *   3 Poison: when a fence's process is dead the broker stores poison, which ends every wait. After
+ *     each wait, and at the next call on the array, the stamps are read again: not reached means
+ *     -EOWNERDEAD. The stamps for which a write had waited are read as well (order.h).
+ *   4 Nothing of ours is put into the default stream (0, 1 and 2 as handles): the CPU waits for it,
+ *     and its work is stamped through a stream of ours that waits for an event. In a stream that is
+ *     being captured every call here is -EINVAL.
  *
- * Owner: the client, under its fences' own lock, which is never held while anything waits: not for
- * work, and not for the broker, who is asked for a page that was not met before. Dies the
- * process: the broker notes and poisons; what it had submitted may still run, and its memory comes
- * back only after the poison is final. Dies the broker: pages stay mapped and go on working among
- * those who have them; a stamp whose page is not mapped here is -ECONNRESET.
+ * Owner: the client, under its fences' own lock, which is never held while anything waits: neither
+ * for work, nor for the broker, who is asked for a page that is new to this process.
+ * The process dies: the broker notes and poisons. Work that was submitted may still run, and the
+ * memory comes back only after the poison is final.
+ * The broker dies: pages stay mapped and work on among those who have them; a stamp whose page is
+ * not mapped here is -ECONNRESET.
  * Fork: nothing here may be used in the child; the client's forked word says so.
  */
 #ifndef CW_IPC_ORDER_FENCE_H

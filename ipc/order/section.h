@@ -1,21 +1,21 @@
 /*
- * Work on arrays put in order: begin and end of one section on any number of arrays. See order.h
- * for the record of a block, fence.h for the rules, stream.h for sections.
+ * Work on arrays in order: begin and end of one section on any number of arrays. See order.h for
+ * the record of a block, fence.h for the rules, stream.h for sections.
  *
  * Invariants
- *   W1  The records of several arrays are taken in the order of their slabs and blocks, each once,
- *       and each until all that it depends on is submitted, before the next. So two processes that
- *       begin on the same arrays in whatever order never wait for each other in a circle: a record
- *       is what a lock for readers and writers is, and these are locked in one order.
- *   W2  A begin that fails leaves every record as it was: what it had taken goes back.
- *   W3  An end submits one value, for all of its arrays, and publishes it in each record.
+ *   W1  The records of several arrays are taken in the order of their slabs and blocks, each once.
+ *       Before the next is taken, all work on which this one depends is submitted. So two processes
+ *       that begin on the same arrays, in whatever order, never wait for each other in a circle: a
+ *       record is a lock for readers and writers, and all lock them in one order.
+ *   W2  A begin that fails leaves every record as it was: it gives back what it had taken.
+ *   W3  An end submits one value for all of its arrays, and publishes it in each record.
  *
- * A turn is the stamp of the section that has it, so that whoever meets it can see whether its
- * process is dead. A reader is told so at once. A writer waits until nothing of the dead can land
- * any more (cw_fence_is_final), and is told when that takes longer than DEAD_TURN_TIMEOUT_NS: a
- * forked child of the dead lives on, and keeps its GPU work alive.
+ * A turn holds the stamp of its section, so that everyone who meets it can see whether its process
+ * is dead. A reader is told so at once. A writer waits until no write of the dead process can land
+ * any more (cw_fence_is_final). It gets an error if that takes longer than DEAD_TURN_TIMEOUT_NS:
+ * then a forked child of the dead process lives on and keeps its GPU work alive.
  *
- * No state of its own. If this process dies between begin and end the broker takes its turns out.
+ * No state of its own. If this process dies between begin and end, the broker takes its turns out.
  */
 #ifndef CW_IPC_ORDER_SECTION_H
 #define CW_IPC_ORDER_SECTION_H

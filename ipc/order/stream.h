@@ -1,26 +1,27 @@
 /*
- * Streams: what this process knows of a CUDA stream that works on arrays, and how it waits.
+ * Streams: what this process knows of a CUDA stream that works on arrays, and how the stream waits.
  *
- * A *section* is what lies between a begin and its end: work of one stream on one array or on
- * several. A section has a fence of its own while it is open; its end submits the next value of
- * that fence to the stream, once for all its arrays. So each section is complete by itself, in
- * whatever order the ends of one stream come, and who waits for one of them does not wait for the
- * others. A closed section's fence serves the next one of the same stream: one writer, values only
- * rise.
+ * A *section* is the work of one stream, on one array or several, between a begin and its end.
+ * While it is open, a section has a fence of its own. Its end submits the next value of that fence
+ * to the stream, once for all its arrays. So each section is complete by itself, in whatever order
+ * the sections of one stream end, and whoever waits for one of them does not wait for the others.
+ * The fence of a closed section serves the next section of the same stream: one writer, rising
+ * values.
  *
- * What a stream was made to wait for (its *dependencies*, one a fence: a later value implies the
- * earlier ones) is kept until it has passed: a write tells it in its record, so that whoever reads
- * the result hears of a death behind it; and what a stream waits for already is not asked of the
- * driver again. When one of them is found dead, every section that is open on the stream is told at
- * its own end, and, where none is, whoever begins there next. Who ended a section before that has a
- * copy of what the stream waited for (completion.h).
+ * The *dependencies* of a stream are the stamps for which it was made to wait, one for each fence
+ * (a later value implies the earlier ones). They are kept until they have passed, for two reasons:
+ * a write stores them in its record, so that a reader of the result learns of a death behind it;
+ * and the driver is not asked again to wait for something for which the stream waits already. When
+ * one of them is found dead, every section that is open on the stream gets the error at its own
+ * end; if none is open, the next begin on the stream gets it. A caller that has ended its section
+ * before has a copy of the dependencies (completion.h).
  *
- * What the GPU has to do is what takes the time here (a wait or a value is 1 to 3 us of its queue),
- * then the calls of the driver. So a begin collects all that the stream must wait for and submits
- * it by one call, nothing where nothing is left, and an end submits one value.
+ * The GPU's part takes most of the time here (a wait or a value is 1 to 3 us of its queue), then
+ * the calls of the driver. So a begin collects everything for which the stream must wait and
+ * submits it by one call, or none if nothing is left, and an end submits one value.
  *
  * Owner: the fences' lock, never held while anything waits for other processes' work. If this
- * process dies in the middle its stamps stay, its turn too, and the broker takes both out.
+ * process dies in the middle, its stamps and its turn stay, and the broker takes both out.
  */
 #ifndef CW_IPC_ORDER_STREAM_H
 #define CW_IPC_ORDER_STREAM_H

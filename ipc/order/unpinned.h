@@ -1,7 +1,8 @@
 /*
- * One array's turn on a stream, and waits for it on the CPU, for whoever sees to it that the array
- * stays where it is: public.c, which pins it; copies, whose caller has; and eviction, which moves
- * it (ipc/array/evict.h). None of these calls pins, so none brings an array back.
+ * One array's turn on a stream, and waits for it on the CPU, for callers that make sure themselves
+ * that the array stays where it is: public.c, which pins it; copies, whose caller has pinned it;
+ * and eviction, which moves it (ipc/array/evict.h). None of these calls pins an array, so none
+ * brings an array back to its GPU.
  *
  * No state of its own: see section.h.
  */

@@ -1,9 +1,8 @@
 /*
- * The channel to the broker: all requests that no descriptors go with, over the two rings of the
- * session.
+ * The channel to the broker: all requests without descriptors, over the two rings of the session.
  *
- * Nobody waits here with another lock held than sock_lock; channel_lock is given up. If the broker
- * dies every wait ends with -ECONNRESET; if this process does, the broker drops what it had asked.
+ * A thread that waits here holds no lock but sock_lock; it gives channel_lock up. If the broker
+ * dies, every wait ends with -ECONNRESET. If this process dies, the broker drops its requests.
  */
 #ifndef CW_IPC_REQUEST_CHANNEL_H
 #define CW_IPC_REQUEST_CHANNEL_H

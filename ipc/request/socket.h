@@ -1,9 +1,9 @@
 /*
- * Requests that descriptors go with, over the socket; and how a thread waits for the broker, here
- * and at the channel.
+ * Requests with descriptors, over the socket; and how a thread waits for the broker, here and in
+ * the channel.
  *
- * Nobody waits here with another lock held than sock_lock. If the broker dies every wait ends with
- * -ECONNRESET; if this process does, the broker drops what it had asked.
+ * A thread that waits here holds no lock but sock_lock. If the broker dies, every wait ends with
+ * -ECONNRESET. If this process dies, the broker drops its requests.
  */
 #ifndef CW_IPC_REQUEST_SOCKET_H
 #define CW_IPC_REQUEST_SOCKET_H

@@ -1,6 +1,6 @@
 /*
- * Where the parts of a pool lie in its memory, and what a cell holds: private to pool.c (the
- * parent's end), which says what they are, and worker.c (a worker's end).
+ * The layout of a pool's memory, and the contents of a cell. Private to pool.c (the parent's end),
+ * which explains them, and worker.c (a worker's end).
  */
 #ifndef CW_IPC_TASKS_POOL_PARTS_H
 #define CW_IPC_TASKS_POOL_PARTS_H

@@ -165,12 +165,12 @@ static int check_put(cw_queue *queue, const void *data, uint64_t size_bytes,
         uint64_t end_bytes;
         if (handles[i].instance == 0)
             return cw_fail(-EINVAL,
-                           "handle %u names no broker's run: give what cw_array_export() wrote", i);
+                           "handle %u names no run of a broker: give the handle of an array", i);
         if (__builtin_add_overflow(handles[i].offset_bytes, handles[i].size_bytes, &end_bytes) ||
             end_bytes > INT64_MAX)
             return cw_fail(-EINVAL,
-                           "handle %u names %llu bytes at %llu, which no array has: give what "
-                           "cw_array_export() wrote",
+                           "handle %u names %llu bytes at %llu, which no array has: give the "
+                           "handle of an array",
                            i, (unsigned long long)handles[i].size_bytes,
                            (unsigned long long)handles[i].offset_bytes);
     }
@@ -407,7 +407,7 @@ int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight) {
     memcpy(&own, sight, sizeof own);
     if (!own.bell)
         return cw_fail(-EINVAL,
-                       "the queue is not being watched: call cw_queue_watch_begin() first");
+                       "the queue is not watched: begin a watch before you wait for it");
     int code = cw_queue_watch_sleep(&own);
     memcpy(sight, &own, sizeof own);
     return code;

@@ -1,25 +1,27 @@
 /*
- * The rings of a queue: the memory in which its items lie one after the other, which grows; what an
- * item is, and who is at it, is queue.c's. Private to both.
+ * The rings of a queue: the memory in which its items lie one after the other, and which grows. The
+ * form of an item, and the turns of its ends, are in queue.c. Private to both.
  *
  *   queue's array:  struct head | first ring
  *   further rings:  an array each, twice as large as the one before, named in head->rings
  *
- * Each end's position is part of its mark in shm/tasks/queue.h: the ring's number above, bytes
- * since its beginning below. When an item does not fit, the writer makes a larger ring, leaves a
- * note (JUMP) in the old one and goes on in the new one; readers follow when they meet the note.
+ * Each end's position is part of its mark in shm/tasks/queue.h: the ring's number in the high bits,
+ * the bytes since its beginning in the low bits. When an item does not fit, the writer makes a
+ * larger ring, leaves a note (JUMP) in the old one and goes on in the new one; readers follow when
+ * they meet the note.
  *
  * Who keeps the memory. A further ring has a transit at the broker, tied to the queue's array: it
- * stays until readers have passed it, or the queue is gone, whoever dies. And each process keeps
- * those rings that it has opened until readers have passed them: after the broker's end what lies
- * in them can be taken, by whoever has them, and nothing can be opened any more. So the one who
- * makes a ring keeps it for its own readers, and a reader that finds that writers have gone further
- * opens that ring at once, while it can, not when it comes there. A ring that a process had not
- * opened in time is out of its reach for good (-ESTALE); another process may still empty it.
+ * stays until readers have passed it, or the queue is gone, whichever process dies. And each
+ * process keeps the rings that it has opened until readers have passed them. After the broker's end
+ * nothing can be opened any more, but a process can take the items in rings that it has open. So
+ * the writer that makes a ring keeps it for the readers of its own process, and a reader that sees
+ * that writers have gone on to another ring opens that ring at once, while it can. A ring that a
+ * process did not open in time is out of its reach for good (-ESTALE); another process may still
+ * empty it.
  *
- * Which rings this process has open stands in queue->rings, by their number, modulo, under
- * client->lock. Each end has the one that it was in last, too, so that nothing that others write
- * into the queue makes a ring go that a turn's holder is in: `users` counts, under the same lock.
+ * queue->rings has the rings that this process has open, by number, modulo, under client->lock.
+ * Each end also keeps the ring that it was in last, so that nothing that others write into the
+ * queue can close a ring that the holder of a turn is in: `users` counts this, under the same lock.
  */
 #ifndef CW_IPC_TASKS_QUEUE_RINGS_H
 #define CW_IPC_TASKS_QUEUE_RINGS_H

@@ -66,7 +66,7 @@ class Connection:
 
     @property
     def pointer(self) -> Any:
-        """The `cw_client *`. Who calls the library keeps this very object for as long as the call lasts."""
+        """The `cw_client *`. A caller of the library must hold this object until the call has returned."""
         pointer = self._pointer
         if pointer is None:
             raise ValueError("the connection is closed; make a new one with cableway.connect()")
@@ -89,7 +89,7 @@ class Connection:
 
     @property
     def settings(self) -> Settings:
-        """(address, namespace) as they were asked for; `connect(*settings)` connects alike."""
+        """The (address, namespace) that were given; `connect(*settings)` makes such a connection again."""
         return self._settings
 
     @property
@@ -207,12 +207,12 @@ def known() -> Connection | None:
 
 
 def settings() -> Settings:
-    """How the default connection was made, or will be when it is first needed."""
+    """The settings with which the default connection was made, or will be made when it is first needed."""
     return _settings
 
 
 def use(settings: Settings) -> None:
-    """The default connection shall be made so, when it is next needed; connects to nobody."""
+    """Sets how the default connection is made when it is next needed. Does not connect."""
     global _default, _settings
     with _lock:
         if _default is not None and _default._settings != settings:
@@ -221,9 +221,9 @@ def use(settings: Settings) -> None:
 
 
 def for_instance(instance: int, address: str) -> Connection:
-    """A connection to that run of the broker: the default one, or else one to address.
+    """A connection to one run of the broker: the default connection if it is to that run, else a connection to address.
 
-    Where the broker there is another run by now, the caller finds the handle stale.
+    If another run of the broker serves that address by now, the caller will find its handle stale.
     """
     global _default
     found = _default

@@ -1,13 +1,13 @@
-"""`constant`: one read-only object for all tasks, in shared memory once.
+"""`constant`: one read-only object for all tasks, which lies in shared memory once.
 
-A constant is one array of bytes: a header, where its buffers begin, a pickle, and the buffers of pickle protocol
-5 (the data of its arrays). Each process that gets the handle maps it read-only and unpickles it once; the arrays of
-the object are views on it.
+A constant is one array of bytes: a header, a table of its buffers, a pickle, and the buffers of pickle protocol 5 (the data of
+its arrays). Each process that gets the handle maps the array read-only and unpickles the object once; the object's arrays are
+views on the shared memory.
 
-    header   magic, state (one byte), the maker's pid, pid namespace and start, an id, sizes
-    state    OPEN      as long as the maker has it
-             RELEASED  the maker has dropped it without closing: handles under way may still be opened
-             CLOSED    nobody may open it or ask for its value any more
+    header   magic, state (one byte), the maker's pid, pid namespace and start time, an id, sizes
+    state    OPEN      the maker has the handle
+             RELEASED  the maker has dropped the handle without closing it: handles under way may still be opened
+             CLOSED    no process may open it or ask for its value any more
 
 Only the maker writes the state. Other processes cache the constants that they have opened, at most CACHED_MAX. They drop a
 constant when they see that the maker is done with it, or is dead. They check this when they open another constant, and a Pool's
@@ -68,7 +68,7 @@ _NOT_YET = object()
 
 
 class _Opened:
-    """A constant's memory in this process, and the object once it was unpickled. Shared by all its handles here."""
+    """A constant's memory in this process, and the object after it is unpickled. All its handles in this process share it."""
 
     __slots__ = ("__weakref__", "_lock", "_value", "array", "ident", "maker", "memory", "nbytes")
 
@@ -93,7 +93,7 @@ class _Opened:
         return CLOSED if memory is None else int(memory[_STATE_AT])
 
     def mark(self, state: int) -> None:
-        """Says it to all. The maker alone does that."""
+        """Stores the state, which all processes see. Only the maker calls this."""
         self.memory[_STATE_AT] = state
 
     def value(self) -> Any:
@@ -112,7 +112,7 @@ class _Opened:
             return self._value
 
     def let_go(self) -> None:
-        """It was closed: nobody here may ask for it any more, whoever has a handle."""
+        """The constant was closed: drops object and memory, so that no handle in this process gives the object any more."""
         if self._lock.acquire(blocking=False):  # else somebody unpickles it just now
             try:
                 dropped = self._value, self.array, self.memory
@@ -136,7 +136,7 @@ _looked = 0.0  # when the makers' lives were last looked at
 
 
 class _Met(threading.local):
-    """How many handles this thread has unpickled: so a worker sees whether a task's arguments have any."""
+    """Counts the handles that this thread has unpickled. A worker sees by it whether a task's arguments contain one."""
 
     count = 0
 
@@ -162,7 +162,7 @@ def _pid_space() -> int:
 
 
 def _started(pid: int) -> int:
-    """When a process started, in the kernel's ticks; 0: there is none."""
+    """When a process started, in the kernel's ticks; 0: there is no such process."""
     try:
         words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -171,7 +171,7 @@ def _started(pid: int) -> int:
 
 
 def sweep() -> None:
-    """Lets go of what this process keeps of constants whose makers are done with them, or dead."""
+    """Drops from this process's cache all constants whose makers are done with them, or dead."""
     global _looked
     if not len(_opened):
         return
@@ -193,10 +193,10 @@ def sweep() -> None:
 
 
 def _open(ident: bytes, state: tuple[Any, ...]) -> Constant[Any]:
-    """What unpickling a handle calls.
+    """Opens a handle; pickles call this.
 
     Raises:
-        Stale: the constant was closed, or its maker has died and nobody holds it any more.
+        Stale: the constant was closed, or its maker has died and no process holds it any more.
     """
     met.count += 1
     sweep()
@@ -219,7 +219,7 @@ def _open(ident: bytes, state: tuple[Any, ...]) -> Constant[Any]:
 
 
 def _discard(handle: bytes) -> None:
-    """Ends the transit of a handle that needs not be opened."""
+    """Ends the transit of a handle that this process need not open."""
     carried = ffi.new("cw_handle *")
     ffi.memmove(carried, handle, len(handle))
     if carried.token:
@@ -305,7 +305,7 @@ class Constant(Generic[_T]):
             opened.mark(released)
 
     def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
-        """What `__reduce__` returns; transit as with `Array.handle`."""
+        """The value of `__reduce__`; transit as for `Array.handle`."""
         opened = self._now()
         array = opened.array
         if array is None:
@@ -325,7 +325,7 @@ class Constant(Generic[_T]):
         return self.__reduce__()
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        """What dask names this by: of the pickle and its buffers, equal in every process."""
+        """The token by which dask names this: a hash of the pickle and its buffers, equal in every process."""
         memory = self._now().memory
         return "cableway.Constant", hashing.digest(memory[_HEADER.size :])
 
@@ -352,7 +352,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _reduce_ndarray(values: np.ndarray[Any, Any]) -> Any:
-    """As NumPy does it with buffers; what is not contiguous is made so, else it would travel inside the pickle."""
+    """Pickles as NumPy does, with buffers. Copies an array that is not contiguous, else its data would be in the pickle."""
     if not (values.flags.forc or values.dtype.hasobject):
         values = np.ascontiguousarray(values)
     if (
@@ -371,7 +371,7 @@ def _view(values: np.ndarray[Any, Any], kind: Any) -> Any:
 
 
 def _pickled(obj: Any) -> tuple[bytes, list[Any], list[Any]]:
-    """The pickle of an object, its buffers, and what must be held as long as others may open it."""
+    """The pickle of an object, its buffers, and the arrays and constants to hold as long as others may open it."""
     held: list[Any] = []
     buffers: list[Any] = []
 

@@ -5,7 +5,7 @@ For example::
     import cupy, cableway as cw, cableway.cupy
 
     cableway.cupy.use()
-    x = cupy.arange(1_000_000)      # lies in a slab of cableway's
+    x = cupy.arange(1_000_000)      # lies in cableway's memory
     cw.put("x", x)                  # shared with no copy
 """
 

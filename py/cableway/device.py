@@ -1,4 +1,4 @@
-"""Devices, on which the memory of an array lies.
+"""Devices, which hold the memory of arrays.
 
 Names are "cpu", and "cuda" or "cuda:N" for the GPU of that number in this process.
 
@@ -19,10 +19,10 @@ _NAME = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 
 
 def devices() -> list[str]:
-    """The devices that arrays can lie on, "cpu" first.
+    """The devices that can hold arrays, "cpu" first.
 
     Raises:
-        LimitExceeded: this process sees more than 64 GPUs; CUDA_VISIBLE_DEVICES can name fewer.
+        LimitExceeded: this process sees more than 64 GPUs; name fewer in CUDA_VISIBLE_DEVICES.
 
     >>> import cableway as cw
     >>> cw.devices()[0]
@@ -34,7 +34,7 @@ def devices() -> list[str]:
 
 
 def terminated(texts: object, count: int) -> list[bytes]:
-    """Takes count terminated texts, one behind the other, and frees them."""
+    """Reads count null-terminated texts that lie one behind the other, and frees them."""
     found = []
     try:
         at = texts
@@ -50,8 +50,8 @@ def resolve(device: str | None) -> str:
     """The full name of a device that exists here; None means "cpu".
 
     Raises:
-        TypeError, ValueError: no name of a device.
-        DeviceError: there is no such device for this process; the text says why.
+        TypeError, ValueError: device is not the name of a device.
+        DeviceError: this process has no such device; the message says why.
     """
     if device is None or device == "cpu":
         return "cpu"

@@ -1,9 +1,9 @@
 """`Executor`: worker processes behind the interface of `concurrent.futures.Executor`.
 
-It is another face of the engine below `Pool`: tasks, large arrays and deaths are as there. A *job* here is one
-`submit`, which is its future, or one `map`. A future begins (and can no longer be cancelled) when a worker has taken
-it. Who waits for a result collects it on its own thread; done-callbacks run in the engine's thread for callbacks, so
-that a slow one holds up no result.
+It uses the same engine as `Pool`: tasks, large arrays and the death of a worker are handled as there. In this file a *job* is
+one `submit` (the job is its future) or one `map`. A future begins, and can no longer be cancelled, when a worker takes it. A
+thread that waits for a result collects it by itself. Done-callbacks run in the engine's thread for callbacks, so that a slow
+callback delays no result.
 
 >>> import cableway as cw
 >>> with cw.Executor(2) as executor:
@@ -62,7 +62,7 @@ class Executor(futures.Executor):
     What differs: if a worker dies, only its own task fails, with `ExecutorWorkerDied` (a `WorkerDied` and a
     `BrokenProcessPool`); the worker is replaced, and the others go on. `sys.exit` in a task ends its worker, too. A result that
     cannot be pickled raises `MaybeEncodingError`. Arrays travel as those of a `Pool` do, and lambdas and local functions
-    can be sent. max_tasks_per_child works with fork too.
+    can be sent. max_tasks_per_child also works with fork.
 
     All workers start with the first task. Done-callbacks run in a thread of their own. When the interpreter exits, it waits
     until all submitted tasks are done.
@@ -81,10 +81,10 @@ class Executor(futures.Executor):
         devices: workers on GPUs; this, peer, sms and borrow are as for `Pool`.
         peer: tasks get arrays that lie on other GPUs as views.
         sms: multiprocessors for each worker.
-        borrow: tasks get GPU memory that PyTorch or CuPy has allocated as it is, or as a copy.
+        borrow: whether tasks share GPU memory that PyTorch or CuPy has allocated, or get a copy.
 
     Raises:
-        ValueError: max_workers or max_tasks_per_child below 1, retries below 0, task_timeout not above 0.
+        ValueError: max_workers or max_tasks_per_child is below 1, retries below 0, or task_timeout not above 0.
         TypeError: initializer cannot be called; max_tasks_per_child is no integer.
 
     >>> import cableway as cw
@@ -135,7 +135,7 @@ class Executor(futures.Executor):
         _executors.add(self)
 
     def _running(self) -> Engine:
-        """The engine, started if need be. The caller is within _starts."""
+        """The engine; starts it if it does not run yet. The caller is inside `with _starts`."""
         with self._lock:
             if self._is_shut_down:
                 raise _shut_down()
@@ -174,7 +174,7 @@ class Executor(futures.Executor):
         return engine  # if its workers fail at once, the first future tells
 
     def is_usable(self) -> bool:
-        """Whether `submit` would take a task in this process.
+        """Whether `submit` would accept a task in this process.
 
         >>> import cableway as cw
         >>> executor = cw.Executor(1)
@@ -188,10 +188,10 @@ class Executor(futures.Executor):
         return engine is None or engine.error is None
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
-        """``fn(*args, **kwargs)`` in a worker.
+        """Calls ``fn(*args, **kwargs)`` in a worker, and returns at once.
 
         Returns:
-            Future: its result; it can be cancelled until a worker is free for it.
+            Future: of the result. It can be cancelled until a worker takes the task.
 
         Raises:
             RuntimeError: after `shutdown`.
@@ -226,15 +226,15 @@ class Executor(futures.Executor):
 
         Args:
             fn: called with one item of each iterable.
-            iterables: read at once and as a whole, unless buffersize is given.
-            timeout: seconds from now until the last result is asked for; None for ever.
-            chunksize: calls that a worker takes at one go. One that raises takes the results of its chunk with it.
-            buffersize: tasks (of chunksize calls) whose results were not asked for yet; the iterables are read only so
-                far ahead.
+            iterables: read to their end at once, unless buffersize is given.
+            timeout: seconds from now within which all results must be ready; None: no limit.
+            chunksize: calls that a worker takes at a time. If one of them raises, the results of its whole chunk are lost.
+            buffersize: how many tasks (of chunksize calls) may be under way or done whose results you have not taken yet; the
+                iterables are read no further ahead.
 
         Raises:
-            ExecutorTimeout: when a result is asked for and timeout is over.
-            ValueError: chunksize or buffersize below 1.
+            ExecutorTimeout: you take a result that is not ready, and timeout is over.
+            ValueError: chunksize or buffersize is below 1.
 
         >>> import cableway as cw, itertools
         >>> with cw.Executor(2) as executor:

@@ -5,19 +5,19 @@
 ...     joblib.Parallel()(joblib.delayed(abs)(x) for x in (-1, -2, 3))
 [1, 2, 3]
 
-Without `n_jobs` there is a worker for each CPU of this process, as with joblib's Dask backend; with "loky" everything
-would run in the caller. `parallel_config("cableway", n_jobs=4)`, or the n_jobs of an estimator or of Parallel, says how many.
+`parallel_config("cableway", n_jobs=4)`, or the n_jobs of an estimator or of Parallel, sets the number of workers. Without n_jobs
+there is one for each CPU that this process may use, as with joblib's Dask backend; "loky" would run everything in the caller.
 
-Tasks run in an `Executor`, whose workers stay for the next call (`shutdown` ends them). Arrays of max_nbytes and more
-(joblib's option, 1 MiB unless told otherwise; None: never) are put into shared memory once in a call, however many
-tasks get them, and all tasks see them there, read-only. As with joblib's own sharing through files, an array must
-not be changed by the caller while the call runs. joblib's mmap_mode tells what tasks see: "r" the shared memory,
-read-only; "c" a copy of their own; "r+" or "w+" the shared memory, to be written; None: nothing is shared.
+Tasks run in an `Executor`, whose workers stay for the next call (`shutdown` ends them). Arrays of at least max_nbytes (an option of
+joblib, 1 MiB by default; None: never) are put into shared memory once in a call, however many tasks get them, and all tasks see
+them there, read-only. As with joblib's own sharing through files, the caller must not change an array while the call runs. joblib's
+mmap_mode says what tasks see: "r": the shared memory, read-only; "c": a copy of their own; "r+" or "w+": the shared memory, which
+they may write; None: nothing is shared.
 
-A worker that dies raises `cableway.WorkerDied` at the caller. Parallel loops within tasks run in threads, and below
-those one after the other, as with loky. Workers are started by spawn without running the script again, so that
-it needs no `if __name__ == "__main__"`; what the script defines goes to them by value (cloudpickle). joblib's
-initializer and initargs run in each worker before its first task; workers stay for calls with the same objects.
+If a worker dies, the caller gets `cableway.WorkerDied`. Parallel loops within tasks run in threads, and loops within those run
+one call after the other, as with loky. Workers are started by spawn, but do not run the script again, so it needs no
+`if __name__ == "__main__"`; what the script defines is sent by value (cloudpickle). joblib's initializer and initargs run in each
+worker before its first task; the workers are used again for calls with the same initializer and initargs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _preparation_data = multiprocessing.spawn.get_preparation_data
 
 
 def _without_main(name: str) -> dict[str, Any]:
-    """What a spawned process is told of this one: for our workers nothing of the main script."""
+    """The data with which a spawned process prepares itself; for our workers without the main script."""
     found: dict[str, Any] = _preparation_data(name)
     if getattr(_hidden, "main", False):
         found.pop("init_main_from_path", None)
@@ -85,14 +85,14 @@ class _Process(SpawnProcess):
 
 
 class _Context(SpawnContext):
-    """Workers that do not run the script. The Pool's server forks them, so that what the first batch names is imported
-    once, and the memory for it is theirs together: much of what a worker takes that uses scikit-learn.
+    """The start method of our workers, which do not run the script. The Pool's server forks them, so modules that the first
+    batch names are imported once, and the workers share the memory for them. With scikit-learn that is most of their memory.
 
     Args:
-        environment: what numerical libraries find there while they are imported: how many threads they may use.
+        environment: environment variables for numerical libraries, set while these are imported: how many threads they may use.
 
     Attributes:
-        modules: what the server imports if it is started for them.
+        modules: the modules that the server imports if it is started for these workers.
     """
 
     def __init__(self, environment: dict[str, str]) -> None:
@@ -108,9 +108,9 @@ class _Context(SpawnContext):
 
 
 def _prepare(environment: dict[str, str], start: tuple[Any, tuple[Any, ...]]) -> None:
-    """In a worker: how many threads numerical libraries may use, those that are loaded and those to come.
+    """In a worker: limits the threads of numerical libraries, of those that are loaded and of those that will be.
 
-    Then it calls joblib's initializer, if there is one: start is that and its arguments.
+    Then it calls joblib's initializer, if there is one. start: the initializer (or None) and its arguments.
     """
     os.environ.update(environment)
     try:
@@ -125,7 +125,7 @@ def _prepare(environment: dict[str, str], start: tuple[Any, tuple[Any, ...]]) ->
 
 
 class _Workers:
-    """The executor that was used last, kept for the next call of the same kind."""
+    """Keeps the executor that was used last, for the next call of the same kind."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -139,7 +139,7 @@ class _Workers:
         context: Any,
         start: tuple[Any, tuple[Any, ...]],
     ) -> tuple[Any, Executor]:
-        """An executor and its kind, to give back. start: the initializer, and its arguments."""
+        """Returns a kind and an executor, both for `give_back`. start: the initializer, and its arguments."""
         objects = (id(start[0]), *map(id, start[1]))  # they live as long as the executor
         kind = (n_jobs, tuple(sorted(environment.items())), str(context), objects)
         kept = self._take_idle()
@@ -154,7 +154,7 @@ class _Workers:
         return kind, Executor(n_jobs, _Context(environment), _prepare, (environment, by_value))
 
     def give_back(self, kind: Any, executor: Executor) -> None:
-        """It is not used any more."""
+        """Takes an executor back that a call has used, and keeps it for the next one."""
         before = self._take_idle()
         if before is not None:
             before[1].shutdown(wait=False)
@@ -165,7 +165,7 @@ class _Workers:
             self._timer.start()
 
     def end(self) -> None:
-        """Ends the workers that wait for a next call."""
+        """Ends the workers that wait for the next call."""
         kept = self._take_idle()
         if kept is not None:
             kept[1].shutdown()
@@ -183,7 +183,7 @@ _workers = _Workers()
 
 
 def _after_fork_in_child() -> None:
-    """The workers are the parent's, and so may the lock be."""
+    """The workers belong to the parent, and a thread of the parent may hold the lock: begins with none."""
     global _workers
     _workers = _Workers()
 
@@ -204,7 +204,9 @@ def shutdown() -> None:
 
 
 class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """What joblib calls. Options of its own: context, a multiprocessing context or the name of a start method."""
+    """The backend that joblib calls. It has one option of its own: context, a multiprocessing context or the name of a start
+    method.
+    """
 
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
@@ -222,13 +224,13 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self._nested: Any = None
 
     def get_nested_backend(self) -> Any:
-        """What loops within tasks use: the same for all batches of a call."""
+        """The backend for loops within tasks; the same for all batches of a call."""
         if self._nested is None:
             self._nested = super().get_nested_backend()
         return self._nested
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """How many workers n_jobs means: negative ones count from all CPUs of this process, None is all of them."""
+        """The number of workers for an n_jobs. -1 is one for each CPU of this process, -2 one less; None is as -1."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
@@ -245,7 +247,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         require: Any = None,
         **options: Any,
     ) -> int:
-        """Makes workers ready for a call; how many."""
+        """Makes workers ready for a call, and returns their number."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -281,7 +283,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         return future
 
     def _tell_modules(self, executor: Executor) -> None:
-        """Before the workers start, what the first batch of their first call names."""
+        """Before the workers start: tells their server which modules the first batch of the first call names."""
         context = executor._mp_context
         if type(context) is _Context and executor._engine is None:
             context.modules.update(self._batches.modules)
@@ -290,24 +292,24 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
 
     @contextmanager
     def retrieval_context(self) -> Iterator[None]:
-        """joblib looks for results every 10 ms from here on: instead, the caller's thread sees to them here."""
+        """Collects all results in the caller's thread. joblib would look for them every 10 ms from here on."""
         if self._call is not None:
             self._call.serve(lambda: getattr(self.parallel, "_aborting", False))
         yield
 
     def retrieve_result_callback(self, batch: Batch | futures.Future[Any]) -> Any:
-        """A batch's results; raises what a task raised."""
+        """The results of a batch. If a task raised an exception, raises that."""
         found = batch.result()
         if type(found) is Failed:
             raise found.error from RemoteTraceback(f'\n"""\n{found.text}"""')
         return found
 
     def stop_call(self) -> None:
-        """The call has ended: its arrays go."""
+        """The call has ended: drops its shared arrays."""
         self._arrays.clear()
 
     def terminate(self) -> None:
-        """The workers may serve another call."""
+        """Ends the use of the workers, and keeps them for another call."""
         executor, self._executor = self._executor, None
         self._arrays.clear()
         if executor is not None:
@@ -315,7 +317,7 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Ends what runs, with its workers."""
+        """Ends the tasks that run, and their workers."""
         executor, self._executor = self._executor, None
         self._arrays.clear()
         if executor is not None:

@@ -6,7 +6,7 @@ For example::
     import cableway as cw, cableway.numba
 
     cableway.numba.use()
-    x = cuda.device_array(1000)     # lies in a slab of cableway's
+    x = cuda.device_array(1000)     # lies in cableway's memory
     cw.put("x", x)                  # shared with no copy
 """
 
@@ -26,7 +26,7 @@ _users = 0  # use() without its end
 
 
 def _device_pointer(driver: Any, address: int) -> Any:
-    """An address as this version of Numba has it."""
+    """An address in the type that this version of Numba uses."""
     if not getattr(driver, "USE_NV_BINDING", True):
         return driver.drvapi.cu_device_ptr(address)
     from cuda.bindings.driver import CUdeviceptr
@@ -36,15 +36,15 @@ def _device_pointer(driver: Any, address: int) -> Any:
 
 @functools.cache
 def _manager() -> Any:
-    """The plug-in class (EMM, interface version 1). Made late: its base is Numba's."""
+    """The plug-in class for Numba's memory management (EMM, interface version 1). Made at first use, since its base is Numba's."""
     from numba import cuda
     from numba.cuda.cudadrv import driver
 
     class Manager(driver.NumbaCUDAMemoryManager):  # type: ignore[misc]
-        """Device memory from cableway while it is in use, else as Numba has it."""
+        """Takes device memory from cableway while `use` is in effect, else from Numba's own manager."""
 
         def memalloc(self, size: int) -> Any:
-            """So many bytes on the context's GPU."""
+            """Allocates bytes on the context's GPU."""
             if not _users:
                 return super().memalloc(size)
             gpu = self.context.device.id
@@ -64,7 +64,7 @@ def _manager() -> Any:
             )
 
         def get_ipc_handle(self, memory: Any) -> Any:
-            """Memory of cableway's has none."""
+            """Raises: memory of cableway has no CUDA IPC handle."""
             if _users:
                 raise NotImplementedError(
                     "cableway's memory has no CUDA IPC handle; share the array by name: cableway.put(name, x)"

@@ -59,15 +59,15 @@ class Pool(_Standard):
 
     It is an instance of that class, because programs such as dask ask for that, but shares no code with it.
 
-    What differs: NumPy arrays of 64 KiB and more travel through shared memory with one copy, and the task may write to
-    its copy; a `cableway.Array` travels as a handle on the same memory. Lambdas and local functions, which standard pickle
+    What differs: NumPy arrays of 64 KiB and more travel through shared memory. They are copied once, and the task may write to
+    its copy. A `cableway.Array` travels as a handle on the same memory. Lambdas and local functions, which standard pickle
     refuses, are pickled by cloudpickle. If a worker dies, only its own task fails, with `WorkerDied`, and another worker
     takes its place. If an initializer raises, the caller gets the exception.
 
-    As in the standard library a Pool's worker is a daemon and may have no processes of its own: a Pool or Executor made
-    in one raises AssertionError. Workers of an `Executor` may have both, and those end with the worker.
+    As in the standard library, a worker of a Pool is a daemon and cannot start processes: a Pool or Executor made in a worker
+    raises AssertionError. Workers of an `Executor` can make both, and these end with the worker.
 
-    In a notebook a task uses the functions and classes of the cells as they are at the moment of the call.
+    In a notebook, a task uses the functions and classes of the cells as they are when the call is made.
 
     Args:
         processes: how many workers; None for as many as there are CPUs that this process may use (by affinity and cgroup).
@@ -84,35 +84,36 @@ class Pool(_Standard):
             never wait for that: what exceeds 4 MiB is dropped, with a note on this process's stderr.
         devices: workers on GPUs. "cuda": one on each GPU that this process sees; "auto": the same, or workers without GPUs if
             there is none; "cuda:1"; a list of names, where a name may appear twice for two workers; a dict from names to
-            numbers of workers ({"cuda": 2}: two on each). A UUID, of a GPU or of an instance of MIG, is a name too. See below.
+            numbers of workers ({"cuda": 2}: two on each). The UUID of a GPU or of a MIG instance is a name, too. See below.
         peer: tasks get arrays that lie on other GPUs as views instead of as copies on their own GPU.
-        sms: multiprocessors for each worker, where several share a GPU: what a task submits to `cableway.current_stream()` runs on
-            these only. The driver rounds up. Without MPS a GPU serves one process at a time, so this bounds what a worker
-            takes, but does not make workers run at the same time.
+        sms: multiprocessors for each worker, if several share a GPU. Work that a task submits to `cableway.current_stream()` runs
+            only on these. The driver rounds the number up. Without MPS a GPU runs one process at a time: then `sms` limits what
+            a worker uses, but workers still take turns.
         borrow: how a task gets GPU memory that PyTorch or CuPy has allocated by itself. True: the same memory; False: a copy on the
             GPU; None: the same memory for PyTorch's tensors, a copy for CuPy's arrays. See below.
 
-    With devices each worker is started by "spawn" (the default then) or "forkserver". Its own GPU is cuda:0 to it, so that the
-    default device of every library is right; the other GPUs follow. It runs on cores near its GPU.
+    With devices, each worker is started by "spawn" (the default then) or "forkserver". In the worker its own GPU is cuda:0, so
+    that the default device of every library is right; the other GPUs follow. The worker runs on CPU cores near its GPU.
 
-    A task goes to the GPU that holds most bytes of its `cableway.Array` arguments, or to the least busy one if it has none. If
-    more than two tasks a worker wait at one GPU, idle workers of others take some. An argument that lies on another GPU than
-    the worker's is copied to the worker's first, so the caller sees what func writes into it only if both are on one GPU:
-    return the result instead. With devices `map` sends items one by one by default.
+    A task goes to the GPU that holds most bytes of its `cableway.Array` arguments. If it has none, it goes to the least busy GPU.
+    If more than two tasks per worker wait for one GPU, idle workers of other GPUs take some of them. An argument on another
+    GPU is first copied to the worker's GPU, and then the caller does not see what func writes into it: return the result
+    instead. With devices, `map` sends items one by one by default.
 
     PyTorch's tensors and CuPy's arrays on a GPU are passed by handle, and arrive as tensors and arrays. A tensor is the same
     memory, as with torch.multiprocessing: the caller, and other tasks that were given it, see what func writes. A CuPy
     array is copied once on its GPU; with `borrow=True` it is the same memory as well, and with `borrow=False` both are
     copied. Memory that was allocated from cableway (`cableway.torch.use()`) is never copied. Memory that the driver gives
-    no handle for (expandable segments, cudaMallocAsync) is always copied; `stats` counts both. An array that you drop while
-    a task has it stays until the task lets go of it. What a task returns is memory of cableway's, or what it was given.
+    no handle for (expandable segments, cudaMallocAsync) is always copied; `stats` counts both. If you drop an array while a
+    task uses it, its memory stays until the task is done with it. A task's result lies in memory of cableway, or is one of
+    its arguments.
 
     After each call of func the worker waits until its GPU work is complete. If that work has broken the CUDA context, the task
     raises `DeviceError` with CUDA's name for the error, and the worker is replaced. If GPU memory is full, the task raises.
 
     Raises:
-        ValueError: processes or maxtasksperchild below 1, retries below 0, task_timeout not above 0; devices that are no names
-            of devices, or together with the start method "fork" or with another number of processes.
+        ValueError: processes or maxtasksperchild is below 1, retries below 0, or task_timeout not above 0; a name in devices is
+            no device; devices does not fit processes, or is used with the start method "fork".
         TypeError: initializer cannot be called; devices is neither text, list nor dict.
         DeviceError: there is no such GPU for this process.
         LimitExceeded: no memory for tasks. (The broker is connected to when a task needs it.)
@@ -165,7 +166,7 @@ class Pool(_Standard):
     def apply(
         self, func: Callable[..., Any], args: Iterable[Any] = (), kwds: dict[str, Any] | None = None
     ) -> Any:
-        """``func(*args, **kwds)`` in a worker; waits for the result.
+        """Calls ``func(*args, **kwds)`` in a worker and waits for the result.
 
         Raises:
             WorkerDied: the worker died.
@@ -190,10 +191,10 @@ class Pool(_Standard):
         """Like `apply`, but returns at once.
 
         Args:
-            func: the function, args and kwds: its arguments.
-            args: positional arguments.
-            kwds: named arguments.
-            callback: called with the result, in a thread of its own, before the result counts as ready.
+            func: the function.
+            args: its positional arguments.
+            kwds: its keyword arguments.
+            callback: called with the result, in a thread of its own, before the result is ready.
             error_callback: called with the exception.
         """
         engine = self._engine
@@ -221,12 +222,12 @@ class Pool(_Standard):
 
         Args:
             func: called with one item.
-            iterable: read as a whole before the first task begins.
-            chunksize: items that a worker takes at one go; None for a quarter of its even share, or less where they are
-                quicker to send so (never with maxtasksperchild), with devices for 1. Below 1 it is refused
-                (the standard library calls nothing then, and returns a list of None).
-            progress: True shows how far it is (by tqdm, where it is installed), or a callable like tqdm's:
-                called with total=len(iterable), it gives an object with update(n) and close().
+            iterable: read to its end before the first task begins.
+            chunksize: items that a worker takes at a time. None: 1 with devices; else a quarter of an even share of the items,
+                or less if that is quicker (never less with maxtasksperchild). Below 1 raises ValueError (the standard library
+                then calls nothing and returns a list of None).
+            progress: True shows the progress (by tqdm, if it is installed); or a callable like tqdm's, which is called with
+                total=len(iterable) and returns an object with update(n) and close().
 
         >>> import cableway as cw
         >>> with cw.Pool(2) as pool:
@@ -306,11 +307,11 @@ class Pool(_Standard):
 
         Args:
             func: called with one item.
-            iterable: read in a thread of its own, four tasks a worker ahead of what is done.
-            chunksize: items that a worker takes at one go.
-            buffersize: tasks whose results were not asked for yet: the iterable is read only so far ahead, until
-                the pool is closed. Once the iterator is dropped, no more of it is read.
-            progress: as for `map`; counts the results that were asked for.
+            iterable: read in a thread of its own, at most four tasks per worker ahead of those that are done.
+            chunksize: items that a worker takes at a time.
+            buffersize: how many tasks may be under way or done whose results you have not taken yet; the iterable is read no
+                further ahead, until the pool is closed. When you drop the iterator, no more of the iterable is read.
+            progress: as for `map`; counts the results that you have taken.
         """
         return self._imap(IMapIterator, func, iterable, chunksize, buffersize, progress)
 
@@ -323,7 +324,7 @@ class Pool(_Standard):
         buffersize: int | None = None,
         progress: Any = None,
     ) -> IMapIterator:
-        """Like `imap`, but results come as soon as they are there."""
+        """Like `imap`, but gives each result as soon as it is there."""
         return self._imap(IMapUnorderedIterator, func, iterable, chunksize, buffersize, progress)
 
     def _imap(
@@ -352,10 +353,12 @@ class Pool(_Standard):
     def resize(self, processes: int) -> None:
         """Changes the number of workers while they work. Surplus workers leave after their task.
 
-        With devices they are shared out evenly, whatever the pool was made with: the first devices have one more.
+        With devices, the workers are spread evenly over them, whatever the pool was made with. If the number does not divide
+        evenly, the first devices get one more.
 
         Raises:
-            ValueError: below 1 (a device), or more than there is room for (32, or as many as the pool was made with).
+            ValueError: processes is below 1 (with devices: below one per device), or above 32 and above the number with which
+                the pool was made.
 
         >>> import cableway as cw
         >>> with cw.Pool(1) as pool:
@@ -367,12 +370,12 @@ class Pool(_Standard):
         self._engine.resize(processes)
 
     def stats(self) -> dict[str, Any]:
-        """What was done so far: tasks, seconds, bytes_in and bytes_out in all, and the same for each of "workers", and
-        with devices also for each of "devices". "lent" is, with devices, how many arrays of PyTorch's and CuPy's went
-        "shared", without a copy, and how many "copied".
+        """Counts what the pool has done so far: tasks, seconds, bytes_in and bytes_out in total, the same for each of
+        "workers", and with devices for each of "devices". With devices, "lent" counts the arrays of PyTorch and CuPy that
+        were sent "shared", without a copy, and those that were "copied".
 
-        Seconds are those in which tasks ran; bytes are those of arguments and results as they were sent, an `Out` with the
-        results.
+        Seconds are those in which tasks ran. bytes_in are the bytes of arguments as they were sent, bytes_out those of
+        results and of `Out` arrays.
         """
         return pool_stats.summary(self._engine.figures(), self._engine.devices)
 
@@ -427,7 +430,7 @@ class Pool(_Standard):
 
     @property
     def _processes(self) -> int:
-        """How many workers there shall be."""
+        """How many workers the pool is to have."""
         return self._engine.processes
 
     @property

@@ -6,30 +6,30 @@
 >>> q.get(timeout=1)
 {'answer': 42}
 
-A queue lies in shared memory and belongs to no process: any number of processes and threads may put and get. If a process
-is killed, at whatever moment, at most the item that it was putting or had just taken is lost, and nobody is blocked. A
+A queue lies in shared memory and belongs to no process: any number of processes and threads may put and get. If a process is
+killed, at whatever moment, at most the item that it was putting or had just taken is lost, and no other process is blocked. A
 `cableway.Array` in an item travels as a handle. NumPy arrays and other buffers of 256 KiB and more are copied once, into
 memory that the receiver then owns and may write to. Everything else is pickled and copied.
 
 What differs from the standard library, and why:
 
-- put() pickles at once, in the calling thread: an object that cannot be pickled raises there, and a later change to it does
-  not show at the other end. There is no feeder thread: when put() has returned, the item is in the queue, also if this
+- put() pickles at once, in the calling thread. If an object cannot be pickled, put() raises, and the receiver does not see
+  later changes to an object. There is no feeder thread: when put() has returned, the item is in the queue, even if this
   process is killed next. So join_thread() and cancel_join_thread() have nothing to do.
-- A queue without maxsize grows. What bounds it is memory: put() raises `LimitExceeded` when the broker's limit on
-  bytes is reached (`max_user_bytes`, half of the machine's memory; see `man cablewayd`), or when small items fill
-  64 pieces of memory of up to 64 MiB. `maxbytes` bounds a queue itself.
-- Full and Empty tell what the queue holds, not that others use it: put_nowait() and calls with a short timeout wait for
-  processes that are putting at that moment, some microseconds each. If one of these stands still in the middle (it is
-  stopped, or waits for a broker that does not answer), calls with a timeout raise `QueueBlocked`, a second later at the
-  earliest. That ends by itself when the process continues or dies. In the standard library get() raises Empty then, and
-  put() only fills the memory of its own process.
+- A queue without maxsize grows until memory is full. put() then raises `LimitExceeded`: at the broker's limit on bytes
+  (`max_user_bytes`, half of the machine's memory; see `man cablewayd`), or when small items fill 64 pieces of memory of up
+  to 64 MiB. `maxbytes` limits the queue itself.
+- Full and Empty are raised only if the queue is full or empty, never because other processes use it. put_nowait() and calls
+  with a short timeout wait for processes that are putting at that moment, some microseconds for each. If one of these stops
+  in the middle (it is stopped by a signal, or waits for a broker that does not answer), calls with a timeout raise
+  `QueueBlocked`, after a second at the earliest. That ends by itself when the process continues or dies. In the standard
+  library get() then raises Empty, and put() only fills the memory of its own process.
 - empty(), full() and qsize() tell the state at that moment, for all processes: an item that was put is seen at once.
-- A queue can be pickled by whatever means, also into another queue, not only to a child process. Put into itself it
-  is gone after `transit_seconds`, unless it was taken.
-- After close() put(), get() and empty() raise `QueueClosed`, which is both a ValueError and an OSError: multiprocessing's
-  methods raise one or the other. qsize() and full() tell the state at close(), and so does empty() of a Queue that was never
-  used, as in the standard library. Other processes, and other copies of the queue, are not affected.
+- A queue can be pickled in every way, also into another queue, and not only for a child process. A queue that is put into
+  itself and never taken ends after `transit_seconds`.
+- After close(), put(), get() and empty() raise `QueueClosed`, which is both a ValueError and an OSError, since methods of
+  multiprocessing raise one or the other. qsize() and full() tell the state at close(), and so does empty() of a Queue that
+  was never used, as in the standard library. Other processes, and other copies of the queue, are not affected.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class QueueClosed(ValueError, OSError):
 
 
 class _Slot:
-    """A `cw_item *` to take into, where it lies, and what the library said when it gave no plain object."""
+    """A `cw_item *` into which get() takes an item, its address, and the library's status if it returned no plain object."""
 
     __slots__ = ("address", "item", "status")
 
@@ -86,7 +86,7 @@ class _Slot:
 
 
 class _End:
-    """The queue as this process has it open."""
+    """This process's open queue: the library's pointer, and the lease that keeps its memory mapped."""
 
     __slots__ = (
         "__weakref__", "forks", "idle", "lease", "max_bytes", "plain", "pointer", "watches",
@@ -121,11 +121,11 @@ def _refusal(status: int) -> Exception:
 
 
 class _Left:
-    """What is known of a queue after its close().
+    """The state of a queue at its close().
 
     Attributes:
-        used: this object had opened it.
-        info: the numbers of that moment; None if its memory could not be had any more.
+        used: whether this object had opened it.
+        info: its numbers at that moment; None if its memory was gone by then.
     """
 
     def __init__(self, closed: _Shared) -> None:
@@ -138,7 +138,7 @@ class _Left:
 
 
 class _Shared:
-    """What all queues have."""
+    """What all kinds of queues have in common."""
 
     _memory: Array | None
     _end: _End | None
@@ -155,7 +155,7 @@ class _Shared:
         self._end = None
 
     def _open(self) -> _End:
-        """The end of this process; after a fork the child opens its own."""
+        """The queue, opened by this process; after a fork the child opens it again."""
         end = self._end
         if end is not None and end.forks == _forks:
             return end
@@ -180,7 +180,7 @@ class _Shared:
             end.look()
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
-        """Whatever the object is, and however long it takes."""
+        """Puts any object, and waits for room."""
         out = items.encode_alone(obj, end.max_bytes)
         if out is None:
             out = items.encode(obj, end.max_bytes)
@@ -225,13 +225,13 @@ class _Shared:
                 end.look()
 
     def _get_slowly(self, end: _End, slot: _Slot, timeout_ns: int, give_up: int) -> None:
-        """After a first attempt: waits on over signals until an item is in the slot, or raises.
+        """Waits, after a first attempt, until an item is in the slot, or raises. Signals do not end the wait.
 
         Args:
-            end: this process's.
-            slot: what the first attempt has said stands in it.
-            timeout_ns: how long that was to wait at most.
-            give_up: on which moment of time.monotonic_ns() its time is over, if timeout_ns is above 0.
+            end: the queue, opened by this process.
+            slot: has the status of the first attempt.
+            timeout_ns: the timeout of the first attempt.
+            give_up: the moment of time.monotonic_ns() at which the timeout is over, if timeout_ns is above 0.
         """
         status = slot.status
         while status == -errno.EINTR:  # its handler has run, and has not raised
@@ -258,7 +258,7 @@ class _Shared:
         return bool(self._info().items == 0)
 
     def close(self) -> None:
-        """This process will not use the queue any more. What is in it stays for others. May be repeated."""
+        """Ends this object's use of the queue. Its items stay for others. May be repeated."""
         if self._memory is not None:
             self._left = _Left(self)
         self._memory = None
@@ -285,7 +285,7 @@ class _Shared:
 
     @property
     def _reader(self) -> watching.Descriptor:
-        """For `select` and `connection.wait`: its fileno() is readable when and only when an item waits."""
+        """For `select` and `connection.wait`: its fileno() is readable if, and only if, an item waits."""
         return watching.Descriptor(self, False)
 
     @property
@@ -313,10 +313,10 @@ class Queue(_Shared):
     """A queue with the interface of `multiprocessing.Queue`; see the module for what differs.
 
     Args:
-        maxsize: most items in it at once; 0 or less for no bound but memory.
-        maxbytes: most bytes in it at once, those of arrays included; None for no bound. An item that is larger by
-            itself raises ValueError.
-        ctx: accepted for the interface's sake; queues work in every start method.
+        maxsize: how many items it holds at most; 0 or less: as many as memory allows.
+        maxbytes: how many bytes it holds at most, those of arrays included; None for no limit. put() raises ValueError for
+            an item that is larger than that.
+        ctx: ignored; it is there because multiprocessing has it. Queues work with every start method.
 
     Raises:
         LimitExceeded: no memory left, or a limit of the broker.
@@ -337,14 +337,14 @@ class Queue(_Shared):
         Args:
             obj: anything that can be pickled.
             block: whether to wait while the queue is full.
-            timeout: seconds to wait for room at most; None for ever.
+            timeout: seconds to wait for room at most; None: for ever.
 
         Raises:
-            queue.Full: it was full for all that time.
-            QueueBlocked: the time is over, and a process in the middle of a put has stood still for a second.
+            queue.Full: the queue was full all the time.
+            QueueBlocked: the timeout is over, and a process in the middle of a put has not gone on for a second.
             LimitExceeded: no memory left for the item.
-            ValueError: the queue is closed, or the item alone is above maxbytes.
-            BrokerLost: the item has large parts, or the queue has to grow, and the broker that would keep that is gone.
+            ValueError: the queue is closed, or the item alone is larger than maxbytes.
+            BrokerLost: the item has large parts, or the queue has to grow, and the broker that would keep the memory is gone.
             Whatever pickling raises.
 
         >>> import cableway as cw
@@ -358,15 +358,15 @@ class Queue(_Shared):
 
         Args:
             block: whether to wait while the queue is empty.
-            timeout: seconds to wait for an item at most; None for ever.
+            timeout: seconds to wait for an item at most; None: for ever.
 
         Raises:
-            queue.Empty: it was empty for all that time.
-            QueueBlocked: the time is over, and a process in the middle of a get has stood still for a second.
+            queue.Empty: the queue was empty all the time.
+            QueueBlocked: the timeout is over, and a process in the middle of a get has not gone on for a second.
             ValueError: the queue is closed.
-            BrokerLost: the item has large parts, and the broker that kept them is gone: it is lost, and the next call
-                takes the next one.
-            Stale: the queue had grown, and its broker ended before this process took an item from what it grew into: it
+            BrokerLost: the item has large parts, and the broker that kept them is gone. The item is lost; the next call takes
+                the next item.
+            Stale: the queue had grown, and its broker ended before this process took an item from the new memory. This process
                 cannot reach the items that are left. Make a new queue.
             Whatever unpickling raises.
 
@@ -393,22 +393,22 @@ class Queue(_Shared):
         return int(self._info().bytes)
 
     def full(self) -> bool:
-        """Whether it holds as many items or bytes as it may; after close() whether it did at that moment."""
+        """Whether it holds as many items or bytes as it may hold; after close(), whether it did at that moment."""
         return watching.is_full(self._info())
 
     def join_thread(self) -> None:
-        """Nothing: what was put is in the queue already. As in the standard library only after close()."""
+        """Does nothing, since items that were put are in the queue already. As in the standard library, call close() first."""
         assert self._memory is None, f"Queue {self!r} not closed"
 
     def cancel_join_thread(self) -> None:
-        """Nothing: there is no thread that the end of this process would wait for."""
+        """Does nothing: there is no thread for which the end of this process would wait."""
 
 
 class JoinableQueue(Queue):
-    """A queue that counts which items are done; `multiprocessing.JoinableQueue`.
+    """A queue that counts the items that are done, with the interface of `multiprocessing.JoinableQueue`.
 
-    A reader that dies between get() and task_done() leaves join() waiting, as in the standard library; an item that
-    was lost with a reader inside get() counts as done.
+    If a reader dies between get() and task_done(), join() waits for ever, as in the standard library. An item that is lost
+    because its reader died inside get() counts as done.
 
     >>> import cableway as cw
     >>> q = cw.JoinableQueue()
@@ -434,7 +434,7 @@ class JoinableQueue(Queue):
 
 
 class SimpleQueue(_Shared):
-    """A queue with get, put and empty alone; `multiprocessing.SimpleQueue`.
+    """A queue with only get, put and empty, with the interface of `multiprocessing.SimpleQueue`.
 
     >>> import cableway as cw
     >>> q = cw.SimpleQueue()
@@ -457,7 +457,7 @@ class SimpleQueue(_Shared):
         """Whether there is no item in it now.
 
         Raises:
-            QueueClosed: it is closed, be it that it was used before or not.
+            QueueClosed: the queue is closed, whether it was used before or not.
         """
         self._open()
         return super().empty()

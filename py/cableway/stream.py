@@ -11,12 +11,12 @@ __all__ = ["Stream", "current_stream"]
 
 
 class Stream:
-    """A stream of CUDA, for other libraries: `cupy.cuda.ExternalStream(s.ptr)`, `torch.cuda.ExternalStream(s.ptr)`,
-    `numba.cuda.external_stream(s.ptr)`, or whatever takes `__cuda_stream__`.
+    """A CUDA stream for other libraries: `cupy.cuda.ExternalStream(s.ptr)`, `torch.cuda.ExternalStream(s.ptr)`,
+    `numba.cuda.external_stream(s.ptr)`, or any library that accepts `__cuda_stream__`.
 
     Attributes:
         ptr: the CUstream, as a number.
-        multiprocessors: how many it may use.
+        multiprocessors: how many multiprocessors its work may use.
     """
 
     __slots__ = ("multiprocessors", "ptr")
@@ -36,7 +36,7 @@ _current: Stream | None = None
 
 
 def set_current(stream: Stream) -> None:
-    """From now on this process has a part of its GPU."""
+    """Sets the stream for this process's part of its GPU."""
     global _current
     _current = stream
 

@@ -1,14 +1,14 @@
-"""PyTorch's tensors in cableway's memory: `use()`; and how they go to other processes: `share()`.
+"""`use()` puts PyTorch's tensors into cableway's memory; `share()` decides how multiprocessing sends tensors.
 
 For example::
 
     import torch, cableway as cw, cableway.torch
 
     with cableway.torch.use():
-        x = torch.zeros(1000, 1000, device="cuda")      # lies in a slab of cableway's
+        x = torch.zeros(1000, 1000, device="cuda")      # lies in cableway's memory
     cw.put("x", x)                                      # shared with no copy
 
-A `cw.Queue` takes tensors as they are: those in cableway's memory go by their handle, others by one copy where they lie.
+A `cw.Queue` sends tensors without `share()`: those in cableway's memory as a handle, others by one copy on their device.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Sharing:
         self._before = before
 
     def end(self) -> None:
-        """They go as they did before. May be repeated."""
+        """Sends tensors again as before `share`. May be repeated."""
         before, self._before = self._before, {}
         _register(before)
 

@@ -1,4 +1,4 @@
-"""`In`, `Out`, `InOut`: arrays of the caller's that a task gets on its worker's GPU, as PyCUDA has them for kernels.
+"""`In`, `Out`, `InOut`: the caller's arrays, which a task gets on its worker's GPU. PyCUDA has the same for kernels.
 
 >>> import numpy as np, cableway as cw
 >>> x, y = np.arange(4.0), np.empty(4)
@@ -49,11 +49,11 @@ class _Transfer:
 
 
 class In(_Transfer):
-    """An argument that the task gets as a `cableway.Array` of its own: on its worker's GPU, or on the host if the Pool has
-    no devices. It may write to it; nothing comes back.
+    """An argument that the task gets as a `cableway.Array` of its own: on its worker's GPU, or in host memory if the Pool has
+    no devices. The task may write to it; nothing comes back.
 
-    The array is read when the task is sent, or, if it is a `cableway.Array`, at any time until the task begins. One that
-    lies on a GPU goes as it would without In: on that GPU the task gets the array itself, and others see what it writes.
+    The array is read when the task is sent, or, if it is a `cableway.Array`, at any time until the task begins. An array on a
+    GPU is passed as without In: if the task runs on that GPU it gets the array itself, and others see what it writes.
 
     Args:
         array: array-like, without Python objects.
@@ -77,12 +77,12 @@ class In(_Transfer):
 
 
 class Out(_Transfer):
-    """An argument whose contents the task makes: the function gets a `cableway.Array` of this shape and dtype, on its
-    worker's GPU or on the host if the Pool has no devices, that holds anything at first. When the task has
-    returned and its GPU work is complete, array holds what it has written there.
+    """An argument that the task fills. The function gets a `cableway.Array` of this shape and dtype, with undefined contents, on
+    its worker's GPU, or in host memory if the Pool has no devices. When the function has returned and its GPU work is
+    complete, its values are copied into the caller's array.
 
-    If the task raises, or its worker dies, array stays as it was. Nobody else should write to it while the task runs; an array
-    that is the Out of two tasks at a time is refused.
+    If the task raises, or its worker dies, the caller's array does not change. Do not write to it while the task runs. Two tasks
+    at a time cannot have the same array as Out.
 
     Args:
         array: a NumPy array that can be written, of any strides, or a `cableway.Array` on the host.
@@ -120,7 +120,7 @@ class Out(_Transfer):
 
 
 class InOut(Out):
-    """`In` and `Out` in one: the task gets what array holds, and array gets what the task makes of it. See both."""
+    """`In` and `Out` in one: the task gets the values of the array and may change them, and they are copied back. See both."""
 
     __slots__ = ()
 
@@ -154,14 +154,14 @@ def overlap(
     high: int,
     values: np.ndarray[Any, Any],
 ) -> bool:
-    """Whether an array has an element in common with others, or it would take too long to tell.
+    """Whether an array has an element in common with other arrays, or it would take too long to find out.
 
     Args:
-        sorted_spans: of each the addresses where it begins and ends, a number, and itself.
+        sorted_spans: for each other array the addresses where it begins and ends, a number, and the array.
         longest: bytes of the longest of them.
-        low: where the array begins.
-        high: where it ends.
-        values: itself.
+        low: the address where the array begins.
+        high: the address where it ends.
+        values: the array.
     """
     for i in range(bisect_left(sorted_spans, high, key=_begin), 0, -1):
         begin, end, _, other = sorted_spans[i - 1]

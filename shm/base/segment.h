@@ -1,13 +1,13 @@
 /*
  * Segment: a sealed memfd that several processes map.
  *
- * Allocated in full when it is made, after the memory that it needs was looked for: past a cgroup's
- * limit or RLIMIT_FSIZE the kernel kills or signals, it returns no error (FACTS.md). Sealed against
- * shrinking and growing, so that a mapping of it never faults. A segment begins with a versioned
- * header, so that state can be recognised after a restart or by a newer program.
+ * Its memory is allocated in full when it is made, after a check that there is enough: at a
+ * cgroup's limit or RLIMIT_FSIZE the kernel returns no error, but kills or sends a signal
+ * (FACTS.md). It is sealed against shrinking and growing, so that a mapping of it never faults. It
+ * begins with a versioned header, so that a later run or a newer program can recognise its state.
  *
  * Owner: the struct cw_segment owns its mapping and, while fd >= 0, its descriptor.
- * If its maker dies the segment lives on as long as anyone has its fd or a mapping.
+ * If its maker dies, the segment lives on as long as any process has its fd or a mapping.
  */
 #ifndef CW_SHM_BASE_SEGMENT_H
 #define CW_SHM_BASE_SEGMENT_H

@@ -1,21 +1,20 @@
 /*
  * Waiting: spin for about the price of one wake-up while the other side runs on another core, else
- * sleep. A system call to wake only where someone sleeps.
+ * sleep. A waker makes a system call only if someone sleeps.
  *
- * Invariant: a sleeper stores asleep=1 (W1, seq_cst), looks at its condition once more (seq_cst
- * load) and only then sleeps; a waker makes the condition true (seq_cst store) and then loads
- * asleep (W2, seq_cst). In the single order of these four, one of the two sees the other: no
- * wake-up is lost.
+ * Invariant: a sleeper stores asleep=1 (W1, seq_cst), checks its condition once more (seq_cst load)
+ * and only then sleeps. A waker makes the condition true (seq_cst store) and then loads asleep (W2,
+ * seq_cst). In the single order of these four, one of the two sees the other: no wake-up is lost.
  *
  * Between clients the sleeper sleeps on the word itself (shared futex); towards the broker it
- * sleeps in poll or epoll on an eventfd. One thread alone sleeps on such a word; where several do,
- * a bell is needed: else one of them, announcing itself anew, hides from another that the word was
- * cleared, and its wake-up is lost (the model check found this).
+ * sleeps in poll or epoll on an eventfd. Only one thread may sleep on such a word. If several do, a
+ * bell is needed: otherwise one of them, which announces itself anew, hides from another that the
+ * word was cleared, and that wake-up is lost (the model check found this).
  *
- * A sleeper that dies leaves asleep=1: the next waker pays one system call for nobody and clears
- * it. A waker that dies before W2, or between clearing the word and its system call, wakes nobody:
- * whoever waits for a process also watches that process's death, and who notices it rouses the
- * bell, whatever the word says.
+ * A sleeper that dies leaves asleep=1: the next waker makes one system call that wakes nobody, and
+ * clears it. A waker that dies before W2, or between clearing the word and its system call, wakes
+ * nobody. So whoever waits for a process also watches for that process's death, and whoever notices
+ * it rouses the bell, whatever the word says.
  */
 #ifndef CW_SHM_BASE_WAIT_H
 #define CW_SHM_BASE_WAIT_H

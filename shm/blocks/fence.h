@@ -1,11 +1,12 @@
 /*
- * Fence: a 64-bit word in shared memory that orders the work of one stream of one process before
- * that of others. On host memory it is written and waited for by CPUs; on a GPU by streams (later).
+ * Fence: a 64-bit word in shared memory that puts the work of one stream of one process before that
+ * of others. CPUs write it and wait for it in host memory; streams of a GPU do both by the driver
+ * (ipc/order/fence.h).
  *
- * Rules: one writer, values begin at 1 and only rise, a fence is never used again. The
- * writer also publishes the highest value that it has enqueued; who waits for more than that waits
+ * Rules: one writer; values begin at 1 and only rise; a fence is never used again. The writer also
+ * publishes the highest value that it has enqueued; a process that waits for more than that waits
  * on the CPU. Poison: when the writer is dead the broker notes the last completed value, then
- * stores CW_FENCE_POISON, and stores it again until no late write can land. What was complete stays
+ * stores CW_FENCE_POISON, and stores it again until no late write can land. Completed work stays
  * good.
  */
 #ifndef CW_SHM_BLOCKS_FENCE_H

@@ -1,6 +1,6 @@
 /*
- * Order: who uses a block's memory on GPUs, and how far. One struct a block of a GPU slab, behind
- * the block table's entries, in host memory that all who have the slab open can write.
+ * Order: who uses a block's memory on GPUs, and how far. One struct for each block of a GPU slab,
+ * behind the block table's entries, in host memory that every process with the slab open can write.
  *
  * A *stamp* is one word that names a fence and a value of it: "until fence F has reached V". One
  * word, so that a stamp is stored by one store or one CAS, and no death leaves half of one. Stamp 0
@@ -8,18 +8,19 @@
  * same work: a CAS on one cannot be fooled.
  *
  * The record
- *   turn    who is inside writing (begin to end) on the CPU: the stamp that its end will publish,
- *           so that whoever meets it can see whether its process is dead; 0 nobody. Who has it is
- *           alone in writing `write` and `waited`. It covers the submitting of the work, not the
- *           work itself.
+ *   turn    the writer between its begin and its end on the CPU: the stamp that its end will
+ *           publish, so that everyone who meets it can see whether its process is dead; 0: nobody.
+ *           Only its holder writes `write` and `waited`. The turn covers the submitting of the
+ *           work, not the work itself.
  *   write   the stamp of the last write: later work on the block waits for it.
- *   writes  how many writes have ended. Stamps go when their process is dead; by this count who has
- *           read in pieces knows whether anybody wrote meanwhile.
- *   waited  what that write had to wait for and had not passed when it was submitted. Poison passes
- *           through here: if one of these died, the write has run on incomplete data. A write that
- *           does not cover the whole array adds what the write before it had waited for: so these
- *           stamps are handed on until they have passed. One that does owes nothing to them.
- *   reads   stamps of reads under way. A fence stands here once at most, with its latest value.
+ *   writes  how many writes have ended. Stamps go when their process is dead; by this count a
+ *           reader that reads in pieces knows whether anybody wrote meanwhile.
+ *   waited  the stamps for which that write had to wait and which had not passed when it was
+ *           submitted. Poison passes through here: if one of their processes died, the write has
+ *           run on incomplete data. A write that does not cover the whole array adds the stamps of
+ *           the write before it: so they are handed on until they have passed. A write that covers
+ *           the whole array does not depend on them.
+ *   reads   stamps of reads under way. A fence is here at most once, with its latest value.
  *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
  *           data, or wrote a part of an array that was so. Cleared by the next write that covers
  *           the whole array.
@@ -29,13 +30,13 @@
  *   2 load turn (G2 seq_cst): somebody is writing: take the stamp back, wait for the turn, again
  *   3 load write and waited: the stream waits for these, then the user's work is submitted
  *   4 at the end: the fence's enqueued word, the stream's write of the value; the stamp stays until
- *     its value is reached, and whoever needs its place then takes it by CAS
+ *     its value is reached, and then any reader that needs its place takes it by CAS
  * Writing a block:
  *   1 take the turn by CAS (G3 seq_cst); of a dead process the broker clears it
  *   2 load write and all reads (G4 seq_cst): the stream waits for these. One of them may be that of
- *     a reader that meets this turn and takes its stamp back, then waits for the turn: who waited
- *     for its value would wait in a circle. So the place is looked at again until the value is
- *     submitted; what stands there then counts
+ *     a reader that meets this turn, takes its stamp back and waits for the turn: to wait
+ *     for its value would be to wait in a circle. So the place is read again until the value is
+ *     submitted; the stamp that it has then counts
  *   3 at the end: enqueued word, stream's write of the value, then waited and write (release), then
  *     the turn goes back (G5 release)
  * So a reader and a writer that meet: one of them sees the other (store, then look, on both sides).

@@ -1,6 +1,6 @@
 /*
- * Monitor page: the root segment. The broker writes it, everybody of the user may read it, without
- * asking: `cableway status` works from it alone, also when the broker hangs.
+ * Monitor page: the root segment. The broker writes it, and every process of the user may read it
+ * without asking. `cableway status` needs nothing else, so it also works when the broker hangs.
  *
  * How a monitor finds it: the lock file in the socket folder holds one line "PID FD INSTANCE\n",
  * and /proc/PID/fd/FD is the segment. It ends with the broker; nothing is left in a file system.
@@ -16,11 +16,11 @@
 #define CW_LIMITS(X)                                                                               \
     X(max_clients, 256, "clients connected at once")                                               \
     X(max_names, 1000000, "names in the directory")                                                \
-    X(max_slabs, 4096, "slabs in custody")                                                         \
+    X(max_slabs, 4096, "slabs that the broker holds")                                              \
     X(max_fds, 16384, "descriptors held by the broker")                                            \
-    X(max_bytes, 0, "bytes of slabs in custody")                                                   \
-    X(max_user_bytes, 0, "bytes of slabs in custody for one user")                                 \
-    X(max_gpu_bytes, 0, "bytes of GPU memory in custody, as clients declared them; 0: no limit")   \
+    X(max_bytes, 0, "bytes of slabs that the broker holds")                                        \
+    X(max_user_bytes, 0, "bytes of slabs that the broker holds for one user")                      \
+    X(max_gpu_bytes, 0, "bytes of GPU memory that the broker holds, as declared; 0: no limit")     \
     X(max_client_slabs, 1024, "slabs that one client made")                                        \
     X(max_client_leases, 262144, "leases that one client holds")                                   \
     X(max_client_transits, 65536, "transit leases that one client began")                          \
@@ -46,7 +46,7 @@
     X(transits_expired, "transit leases ended by their limit")                                     \
     X(blocks_reclaimed, "blocks taken back")                                                       \
     X(scans, "scans of the lease tables")                                                          \
-    X(slabs_added, "slabs taken into custody")                                                     \
+    X(slabs_added, "slabs that the broker took over from clients")                                 \
     X(slabs_adopted, "slabs of dead makers handed to another client")                              \
     X(slabs_closed, "slabs given up")                                                              \
     X(slabs_withdrawn, "of these, taken back from makers that kept them free")                     \
@@ -62,11 +62,11 @@
     X(jobs_repeated, "copies begun anew since the mover died in them")                             \
     X(mover_starts, "times that a mover was started")
 
-/* Gauges: X(name, what it tells), as they stand now. */
+/* Gauges: X(name, what it tells). Values of this moment. */
 #define CW_GAUGES(X)                                                                               \
     X(clients, "clients connected")                                                                \
     X(names, "names in the directory")                                                             \
-    X(slabs, "slabs in custody")                                                                   \
+    X(slabs, "slabs that the broker holds")                                                        \
     X(orphan_slabs, "slabs whose maker is dead and that nobody adopted yet")                       \
     X(fds, "descriptors held")                                                                     \
     X(bytes, "bytes of slabs in custody")                                                          \

@@ -2,24 +2,25 @@
  * Ring: records of variable length from one producer to one consumer.
  *
  * Invariants
- *   I1  The header word at the producer's position is 0 at every moment: before a record is
- *       published the producer writes 0 to where the NEXT header will be. So the consumer needs no
- *       tail index: a header that is not 0 is a whole record. One cache line carries index and
- * data. I2  A record is published by one store of its header (R1). A producer that dies before it
- * leaves nothing, one that dies after it leaves a whole record: nothing is ever to be repaired. I3
- * The producer never lets unread records and the zero word that follows exceed the capacity. I4
- * Positions only rise (64 bit); the offset is position & (capacity - 1). Records do not wrap: a
- * padding record fills the end. I5  Each side keeps its own position privately. What it reads of
- * the other side it checks.
+ *   I1  The header word at the producer's position is 0 at every moment: before it publishes a
+ *       record the producer writes 0 where the NEXT header will be. So the consumer needs no tail
+ *       index: a header that is not 0 is a whole record. One cache line carries index and data.
+ *   I2  A record is published by one store of its header (R1). A producer that dies before it
+ *       leaves nothing; one that dies after it leaves a whole record. Nothing ever needs a repair.
+ *   I3  Unread records and the zero word behind them never exceed the capacity.
+ *   I4  Positions only rise (64 bit); the offset is position & (capacity - 1). Records do not wrap:
+ *       a padding record fills the end.
+ *   I5  Each side keeps its own position in private memory. What it reads of the other side it
+ *   checks.
  *
  * Header word: bits 0..31 the payload's length in bytes + 1 (so that an empty record is not 0),
  * bits 32..63 the type, chosen by the user; type CW_RING_PADDING is the ring's own.
  * Records are 8-byte aligned.
  *
- * The sides die freely. The consumer's head is stored after the record was used (R3); if the
- * consumer dies between, its successor (if any) sees that record again.
+ * Either side may die at any moment. The consumer's head is stored after the record was used (R3).
+ * If the consumer dies in between, its successor (if any) sees that record again.
  *
- * Sleeping is the waiter's part (wait.h): a side that finds nothing publishes that it sleeps, looks
+ * Sleeping is up to the caller (wait.h): a side that finds nothing publishes that it sleeps, looks
  * once more, and sleeps; the other side publishes its effect and then looks whether anyone sleeps.
  */
 #ifndef CW_SHM_SESSION_RING_H

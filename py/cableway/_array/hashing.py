@@ -1,8 +1,10 @@
-"""Hashes of what an array holds, for those who remember results by their arguments: joblib.hash (and Memory), dask's tokenize.
+"""Hashes of the contents of an array, for libraries that remember results by their arguments: joblib.hash (and Memory) and
+dask's tokenize.
 
-A pickle of an array names its memory, and no two are equal. These want what is in it: equal contents, equal hash, in every
-process. joblib's hasher is a pickler without a hook for a class of ours: it is known by its frame. It hashes an array of ours
-as a pair with NumPy's view of it, whose bytes it then takes as ever, and a constant with its value.
+A pickle of an array names its memory, so no two pickles are equal. These libraries need a hash of the contents: equal contents,
+equal hash, in every process. joblib's hasher is a pickler without a hook for a class of ours, so we recognise it by its stack
+frame. For an array it hashes a pair with NumPy's view of the array, of which it hashes the bytes as usual; for a constant it
+hashes the value.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Transits of handles in plain pickles, which somebody may open, or nobody ever.
+"""Transits of handles in plain pickles, which may be opened later or never.
 
-`pickle.dumps(w)` begins a transit, so that its array stays until the pickle is opened. Many pickles are never opened (they are
-hashed, measured, stored), and each holds its transit until the broker's limit of seconds. So they are bound by number, the oldest
-first to end: MOST of a process, and fewer where the broker's limit of transits is reached otherwise. What a Pool or a
-Queue sends is not among them; it is never ended here, and never refused because of them.
+`pickle.dumps(w)` begins a transit, so that the array stays until the pickle is opened. Many pickles are never opened (they are
+hashed, measured or stored), and each would keep its transit until the broker's limit of seconds. So their number is limited: a
+process keeps at most MOST of them, or fewer if the broker's limit of transits would be exceeded. The oldest end first. Transits of
+a Pool or a Queue do not count; they are never ended here, and never refused because of plain pickles.
 
-A pickle whose transit ended opens as long as somebody else holds the array; else it is `Stale`.
+A pickle whose transit has ended can be opened as long as another process holds the array; after that it is `Stale`.
 
-Owner: the process that pickled, any thread. If it dies the broker ends the transits by their limit. A forked child has none of
-its parent's.
+Owner: the process that pickled, any of its threads. If it dies, the broker ends the transits at their limit. A forked child has
+none of its parent's.
 """
 
 from __future__ import annotations

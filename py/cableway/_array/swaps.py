@@ -1,9 +1,10 @@
-"""Two parts of an array that change places: `w[i], w[j] = w[j], w[i]`, by which NumPy and `random` shuffle what is no ndarray.
+"""Two parts of an array that change places: NumPy and `random` shuffle everything that is not an ndarray by
+`w[i], w[j] = w[j], w[i]`.
 
-On the right stand views of the memory. So the first assignment writes over what the second one is to copy, and one part
-would be there twice, the other one lost. Here the first one is known by what this thread took from arrays last, the two
-parts in this order; what it writes over is kept as long as the second part is there, and the second one writes that.
-It does so only if the two hold the same bytes: as an assignment it would then change nothing.
+The right side gives two views of the memory. The first assignment overwrites what the second one is to copy, so one part would be
+there twice and the other lost. To prevent this, each thread remembers the two parts that it took last, in their order. If the first
+assignment matches them, the bytes that it overwrites are kept as long as the second part exists, and the second assignment writes
+these. It does so only if both parts hold the same bytes, since a plain assignment would then change nothing.
 """
 
 from __future__ import annotations

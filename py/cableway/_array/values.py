@@ -1,6 +1,7 @@
-"""What an array has in common with NumPy's: operators, comparisons, functions, methods and numbers. All of it looks at the
-memory from the CPU, and what it computes is NumPy's: an ndarray or a scalar. For an array on a GPU all of it raises the
-TypeError that `numpy()` raises, which names the remedy.
+"""Everything that an array has in common with an ndarray: operators, comparisons, functions, methods and numbers.
+
+All of it reads the memory from the CPU and returns what NumPy returns: an ndarray or a scalar. For an array on a GPU all of it
+raises the TypeError of `numpy()`, which says what to do.
 """
 
 from __future__ import annotations

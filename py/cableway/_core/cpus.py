@@ -1,7 +1,6 @@
-"""How many CPUs this process may use: what its affinity and the quotas of its cgroups leave.
+"""The number of CPUs that this process may use, by its affinity and the quotas of its cgroups.
 
-A Pool without a number of processes has that many workers, where `multiprocessing.Pool` counts all CPUs of the
-machine.
+A Pool without a number of processes has that many workers, where `multiprocessing.Pool` counts all CPUs of the machine.
 """
 
 from __future__ import annotations

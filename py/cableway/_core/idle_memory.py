@@ -1,21 +1,21 @@
-"""Memory that is kept idle, and how it is given up before somebody is refused memory.
+"""Idle memory, and how it is given up before a process is refused memory.
 
-Kept idle: free blocks of a Pool's or a Queue's senders (`_transport.blocks`), and in C entirely free slabs. All of it counts
-against the broker's limits. Who is refused memory (`views.lease_again`) first gives up what its own process keeps and tries
-again; then it asks the other processes of its Pools through their task queues (shm/tasks/dispatch.h: ask, heed), and tries again
-after each round of answers:
+Idle memory is kept for later use: free blocks of the senders of a Pool or a Queue (`_transport.blocks`) and, in C, entirely free
+slabs. All of it counts against the broker's limits. A process that is refused memory (`leases.lease_again`) first gives up its own
+idle memory and tries again. Then it asks the other processes of its Pools through their task queues (shm/tasks/dispatch.h: ask,
+heed), and tries again after each round of answers:
 
-    a worker that sleeps     is woken, gives up, and says so
-    a worker with a task     does so when the task is done
-    the parent               its supervisor does so
-    who asks itself          gives up and answers whoever asks it, at each look
+    a sleeping worker           is woken, gives up its idle memory, and answers
+    a worker with a task        does so when the task is done
+    the parent                  its supervisor does so
+    a process that asks itself  gives up its own and answers others each time it looks for answers
 
-A round ends when all have answered. What they gave up comes free only when the broker has seen it, and their part of that
-(an empty slab) goes with the next round; so there is a next one after a nap, `_ROUNDS` at least, and as long as anybody
-gave something up. No thread waits longer than `WAIT_SECONDS` for all this, whoever is stopped, busy or dies; nobody waits
-for one who asks; and to answer means no wait either: neither the broker nor another process is asked.
+A round ends when all have answered. What they gave up becomes free only after the broker has seen it, and the part of it that is an
+empty slab goes with the next round. So another round follows after a pause: at least `_ROUNDS` in all, and more as long as anybody
+gave something up. No thread waits longer than `WAIT_SECONDS` for all this, whichever process is stopped, busy or dies. Nobody waits
+for a process that asks. To answer needs no wait either: neither the broker nor another process is asked.
 
-Not asked: processes that share no Pool with this one, and the workers of another Pool of the parent's.
+Not asked: processes that share no Pool with this one, and the workers of another Pool of the parent.
 """
 
 from __future__ import annotations

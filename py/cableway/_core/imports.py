@@ -1,27 +1,27 @@
-"""Imports that a fork cuts short.
+"""Repairs imports that a fork cut short.
 
-A thread that imports holds a lock for each module that is not complete. A fork copies these locks and the half-imported
-modules, and not the thread: in the child whoever needs such a module waits for ever. CPython mends its global import
-lock in a child, and not these.
+A thread that imports holds a lock for each module that is not complete. A fork copies these locks and the half-imported modules,
+but not the thread, so in the child everything that needs such a module waits for ever. CPython repairs its global import lock in a
+child, but not these locks.
 
-Two places need more. Each has its rule.
+Two cases need a repair.
 
 A worker by fork of a Pool, whose successors are forked by a thread of ours at any moment:
-    - Before the fork that thread waits, up to IMPORT_TIMEOUT_SECONDS, until no other thread imports (`Moment`).
-    - In the worker, what another thread was importing begins again when it is needed (`begin_again`): its lock and what
-      there is of the module are dropped. A package begins again with all of its Python modules, so that they have the
-      same classes; its extension modules stay, since many cannot be loaded twice in a process.
-    - Except for what the thread that made the Pool was importing at that time: a program that runs within an import.
-      Its modules stay as they are, as they do in the first workers; the program must not run once more.
+    - Before the fork, that thread waits until no other thread imports, at most IMPORT_TIMEOUT_SECONDS (`Moment`).
+    - In the worker, modules that another thread was importing are imported again when they are needed (`begin_again`): their locks
+      and what exists of the modules are dropped. A package begins again with all of its Python modules, so that they have the same
+      classes; its extension modules stay, since many cannot be loaded twice in a process.
+    - Modules that the thread that made the Pool was importing at that time stay as they are, as in the first workers: this is a
+      program that runs within an import, and it must not run again.
 
-Any other fork, of the user's own: what threads were importing by an import of ours (`cw.Pool` imports multiprocessing)
-begins again in the same way. Other modules are left as Python leaves them: they may be the program itself.
+Any other fork, by the user: modules that threads were importing because of an import of ours (`cw.Pool` imports multiprocessing)
+begin again in the same way. Other modules are left as Python leaves them, since they may be the program itself.
 
-Invariants: in the child nobody waits for a lock whose thread is not there, of the modules above; a lock of this
-thread's own stays its own. Which locks were cut short is noted by the first thing that the child does (`_note`): threads
-that start there later hold locks rightly.
+Invariants: in the child nobody waits for a lock, of the modules above, whose thread does not exist there; a lock of the current
+thread stays its own. The first thing that the child does is to note which locks were cut short (`_note`), so locks of threads that
+start later in the child are not touched.
 
-Owner: the fork handler runs in the thread that forked, which is the only one in the child.
+Owner: the fork handler runs in the thread that forked, which is the only thread in the child.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Allocator hooks: memory of ours for GPU libraries, and how it is given and taken.
+"""Allocator hooks: GPU libraries get their memory from cableway, and give it back.
 
-`cableway.cupy`, `cableway.torch` and `cableway.numba` are the faces. A piece that a library gives back is used anew
-when all work has passed that the process's GPUs were given by then.
+`cableway.cupy`, `cableway.torch` and `cableway.numba` use this. Memory that a library gives back is used again after all work is
+complete that the GPUs of this process had been given by then.
 """
 
 from __future__ import annotations

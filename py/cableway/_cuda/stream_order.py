@@ -1,15 +1,15 @@
-"""Work of GPU streams in order: `Array.writing`, `Array.reading`, `Array.wait`, and `work` for several arrays at once.
+"""GPU work in order: `Array.writing`, `Array.reading`, `Array.wait`, and `work` for several arrays at once.
 
-A stream that is given work inside such a `with` waits for the last write (a writer also for the reads under way), in
-whichever process, and the next user waits for it. The CPU waits only where that work is not submitted yet, for default
-streams, and when four streams of this process wait already. On the host nothing happens.
+Inside such a `with` block, the stream waits for the last write (a writer also for all reads under way), in whichever process, and
+the next user waits for the stream. The CPU waits only if that work is not submitted yet, for default streams, and if four streams of
+this process wait already. For arrays in host memory nothing happens.
 
-Such a `with` is a *section*. What a GPU does with it comes later, and so may the death of whoever wrote what it reads. So
-`with y.reading() as r:` gives the section itself, and `r.wait()`, after the `with`, means: the work is done and was built on
-complete data, or `ProducerDied`.
+Such a `with` block is a *section*. The GPU does the section's work later, and the process that wrote the data that it reads may die
+until then. So `with y.reading() as r:` gives the section itself. `r.wait()`, after the `with`, waits until the work is done, and
+raises `ProducerDied` if the data that it used was not complete.
 
-A stream is told by its number (a CUstream), by an object of CuPy, PyTorch, Numba or whatever has `__cuda_stream__`,
-or not at all: then it is the current one of the library that this process uses.
+A stream is given by its number (a CUstream), or by an object of CuPy, PyTorch, Numba or any other with `__cuda_stream__`. Without
+one, it is the current stream of the library that this process uses.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Suballocations: arrays of other libraries that lie in our memory, given to other processes without a copy.
+"""Suballocations: arrays of other libraries that lie in cableway's memory, passed to other processes without a copy.
 
-A library that has its memory from us (`cableway.cupy.use()` and the like) may use it anew when its own array is gone.
-So the array that was lent is kept here until nobody holds the suballocation any more.
+A library that allocates from cableway (`cableway.cupy.use()` and the like) may use memory again when its own array is gone. So an
+array that was passed on is kept here until no process holds the suballocation any more.
 
-The end of a suballocation is told by the broker, in shared memory, and seen whenever anything is lent again. Where somebody waits for
-memory of theirs to come back (`collect_soon`), a thread looks, in naps that grow to a second, as long as one of those is
-lent; then it sleeps. It is started where something is lent (`will_drop`), since a finaliser, which may come anywhere, starts
-no thread and takes no lock. In a forked child there is no such thread, and the suballocations are the parent's.
+The broker tells the end of a suballocation in shared memory, and it is noticed whenever anything is passed on again. If somebody
+waits for such memory to come back (`collect_soon`), a thread looks for it, with pauses that grow to a second, as long as one of these
+arrays is in use; then it sleeps. The thread is started when something is passed on (`will_drop`), since a finaliser can run anywhere
+and so must not start a thread or take a lock. A forked child has no such thread, and the suballocations belong to the parent.
 """
 
 from __future__ import annotations

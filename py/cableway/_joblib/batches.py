@@ -1,6 +1,6 @@
-"""Batches of joblib's tasks on their way to a worker and back: pickled here, run there, large arrays shared.
+"""Batches of joblib's tasks on their way to a worker and back: pickled in the parent, run in the worker, large arrays shared.
 
-The parent pickles on the thread that submits, under joblib's lock for dispatching: one batch at a time.
+The parent pickles in the thread that submits, under joblib's lock for dispatching: one batch at a time.
 """
 
 from __future__ import annotations

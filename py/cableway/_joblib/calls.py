@@ -1,8 +1,8 @@
 """One call of joblib's Parallel that waits for all its results, and its batches under way.
 
-The thread that called sees to all of them: it collects answers itself, runs joblib's callbacks, and they submit the
-next batches. So no other thread of this process takes part while all goes well, and a batch costs no change of
-threads. Batches that end before the caller waits are kept until it does.
+The calling thread does everything: it collects the answers and runs joblib's callbacks, which submit the next batches. So, as long
+as nothing fails, no other thread of this process takes part, and a batch costs no switch of threads. Batches that end before the
+caller waits are kept until it does.
 """
 
 from __future__ import annotations

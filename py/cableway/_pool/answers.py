@@ -1,4 +1,4 @@
-"""What became of a task: its result, its exception with the worker's traceback, or its worker's death."""
+"""The outcome of a task: its result, its exception with the worker's traceback, or the death of its worker."""
 
 from __future__ import annotations
 

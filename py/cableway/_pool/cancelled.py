@@ -1,4 +1,4 @@
-"""Tasks that are taken back before a worker has taken them, and their jobs told so."""
+"""Cancels tasks that no worker has taken yet, and tells their jobs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How many items a worker takes at one go where the caller does not say.
+"""How many items a worker takes at a time if the caller does not say it.
 
 As in the standard library, a quarter of a worker's even share. But a chunk that is a little too long for a cell
-(`_dispatch.DATA_MAX`) costs a block and a message each way, some 0.2 ms, which is as much as a few thousand tiny tasks take:
-so where a few chunks that fit into cells do as well, there are more of them, each smaller. What is much longer pays for its
-block, and what is not plain goes as a message anyway.
+(`_dispatch.DATA_MAX`) costs a block and a message each way, some 0.2 ms, as much as a few thousand tiny tasks. So if a few smaller
+chunks fit into cells, smaller chunks are used. For a chunk that is much longer the block is worth its cost, and items that are
+not plain are sent as a message anyway.
 """
 
 from __future__ import annotations

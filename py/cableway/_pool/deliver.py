@@ -1,21 +1,21 @@
-"""What comes back from workers, on its way to its jobs.
+"""Delivers to the jobs what comes back from workers.
 
-Whatever thread collects answers delivers them. Handlers of signals run on the main thread, at any line of this, and may
-raise: then the exception is the caller's, and the rest of the list is the supervisor's, whom no handler interrupts
-(csrc/dispatch_collect.c). So each step can be done twice, and begun by one thread and ended by another: how far an answer
-has come stands in its entry of the list, and which of its blocks are open is noted by C (`wire.Message`).
+The thread that collects answers delivers them, whichever it is. Signal handlers run on the main thread, at any line of this, and may
+raise. Then the exception goes to the caller, and the supervisor delivers the rest of the list, since no handler interrupts it
+(csrc/dispatch_collect.c). So each step may be done twice, or begun by one thread and ended by another: an answer's entry in the list
+says how far it has come, and C notes which of its blocks are open (`wire.Message`).
 
-Each message with blocks ends in one of these ways, and its worker, which stays for it, hears of it by one word in the
-Pool's own memory (csrc/dispatch_answer.c), which needs nothing of a broker:
+Each message with blocks ends in one of these ways. Its worker, which stays alive for it, learns this from one word in the Pool's own
+memory (csrc/dispatch_answer.c), which needs no broker:
 
-    opened     the worker may go on, or go
-    refused    it cannot be opened (no descriptor, no memory, no broker, no client more): its task gets that error
+    opened     the worker may go on, or leave
+    refused    it cannot be opened (no descriptor, no memory, no broker, too many clients): its task gets that error
     let go     nobody wants it: its caller has left, the Pool has ended, or it was itself lost
-    its worker died, and what it held with it: the task is lost with its worker, as if it had not answered: it is run
-               again with `retries`, else it raises WorkerDied. The supervisor decides (`Supervisor.lost`)
+    its worker died, and with it the blocks: the task is lost with its worker, as if it had not answered. With `retries` it is run
+               again, else it raises WorkerDied. The supervisor decides (`Supervisor.lost`)
 
-What keeps a block from being opened may pass in a moment (somebody else's descriptors): a result that was computed is worth
-some more looks, so the supervisor tries again for OPEN_TIMEOUT_SECONDS before it refuses; the worker stays meanwhile.
+The reason why a block cannot be opened may be gone in a moment (another process used the last descriptors), and a result that was
+computed is worth another attempt. So the supervisor tries again for OPEN_TIMEOUT_SECONDS before it refuses; the worker stays meanwhile.
 """
 
 from __future__ import annotations

@@ -1,19 +1,18 @@
-"""The engine of a Pool: what is under way.
+"""The engine of a Pool: the state of all that is under way.
 
 Threads of the parent
-    callers     submit on their own threads; who waits for a result listens for answers and sees to all that come,
-                its own and others'; who submits many sees to plain answers in passing
-    supervisor  (_pool.supervisor) sees to answers while nobody listens, to deaths, time limits, the end
-    watcher     (_pool.workers) sleeps on the workers' pidfds, tells the supervisor who died
-    outlet      (_pool.launch.stderr) writes captured stderr to this process's own; started when there is some
-    callbacks   (_pool.callbacks) runs the callbacks; started when there is one
+    callers     submit on their own threads. A caller that waits for a result listens for answers and delivers all that come, its
+                own and others'; a caller that submits many tasks delivers plain answers in between
+    supervisor  (_pool.supervisor) delivers answers while nobody listens, and handles deaths, time limits and the end
+    watcher     (_pool.workers) sleeps on the workers' pidfds, and tells the supervisor which have died
+    outlet      (_pool.launch.stderr) writes captured stderr to this process's own; starts when there is some
+    callbacks   (_pool.callbacks) runs the callbacks; starts with the first one
     feeders     (_pool.imap_feeder) one for each imap over an iterator of unknown length: reads it
 
-Tasks are taken by the workers from shared memory (shm/tasks/dispatch.h), and bound when they are taken. What there is no
-room for waits in the parent (_pool.submit). What came back is delivered by the thread that collected it
-(_pool.deliver).
+Workers take tasks from shared memory (shm/tasks/dispatch.h); a task belongs to a worker from then on. Tasks for which there is no
+room wait in the parent (_pool.submit). The thread that collects an answer delivers it (_pool.deliver).
 
-`_lock` guards the state; no code of the user's runs under it. The parent's death ends the workers (see _pool.worker.worker).
+`_lock` guards the state; no code of the user runs under it. When the parent dies, the workers end (see _pool.worker.worker).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The functions of a Pool's tasks: sent once, then named by a number.
+"""The functions of a Pool's tasks: each is sent once, and then named by a number.
 
-A function that standard pickle names (module and qualified name), or a lambda or local function that takes nothing
-along but small plain values, is put into one of the task queue's slots, from where each worker unpickles it when it meets
-its number for the first time. A number is never used for another function. In a notebook the name must mean the
-same to the workers (_transport.main_module), which is looked at with each call. All else that can be called has state of
-its own (partials, bound methods, closures over arrays), and goes along with each task.
+This holds for a function that standard pickle names (by module and qualified name), and for a lambda or local function that captures
+only small plain values. It is put into one of the task queue's slots, and each worker unpickles it when it first meets its number. A
+number is never used for another function. In a notebook, the name must mean the same to the workers (_transport.main_module); this
+is checked with each call. Other callables have state of their own (partials, bound methods, closures over arrays), and are sent with
+each task.
 
-A slot is used again when no job with its function is under way. Any thread; no code of the user's runs under the lock.
+A slot is used again when no job with its function is under way. Any thread may call this; no code of the user runs under the lock.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Whose an exception is that comes out of pickling or unpickling on the main thread: what was pickled may have raised it,
-or a signal's handler that ran meanwhile. Nobody can tell by looking at it: a handler may raise anything, and so may a
-class's `__setstate__`.
+"""Finds out whose exception came out of pickling or unpickling on the main thread: that of the pickled value, or that of a
+signal handler that ran meanwhile. The exception itself does not show it: a handler may raise anything, and so may a class's
+`__setstate__`.
 
-So a thread of its own, where no handler runs, does the same again. If that fails in the same way, the exception was the
-value's own, and goes to whoever asked for the value. Else it was a handler's, and is raised to the caller, in whose frames
-it came up. On any other thread than the main one there is no doubt. It costs nothing where nothing fails.
+So another thread, in which no handler runs, does the same again. If it fails in the same way, the exception was the value's own,
+and is given to whoever asked for the value. If not, it was a handler's, and is raised to the caller, in whose frames it came up. On
+any thread but the main one there is no doubt. Without an exception this costs nothing.
 
-What is of this package (`Error`: no broker, no memory) is the value's own, since it may pass before the same is done again,
-and who writes handlers raises no such thing. Any other exception that may be a handler's is never swallowed: where no
-thread can be had, it counts as one.
+An exception of this package (`Error`: no broker, no memory) counts as the value's own, since its cause may be gone at the second
+attempt, and handlers do not raise such exceptions. Any other exception that may be a handler's is never swallowed: if no thread can
+be started, it counts as a handler's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The thread that reads the input of an imap.
 
-It runs some tasks ahead: of those that are done, or, with buffersize, of those whose results were asked for. In the
-second case it holds the iterator weakly while it waits: one that is gone asks for nothing any more, so the input is
-read no further, and the Pool that the iterator held may go, too.
+It reads some tasks ahead of those that are done, or, with buffersize, of those whose results were taken. In the second case it
+holds the iterator weakly while it waits. When the iterator is dropped, no more of the input is read, and the Pool that the
+iterator held can be dropped, too.
 """
 
 from __future__ import annotations

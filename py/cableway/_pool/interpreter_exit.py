@@ -1,8 +1,9 @@
-"""Daemon threads that use a Pool while the interpreter ends.
+"""Daemon threads that use a Pool while the interpreter exits.
 
-At exit the Pools are ended, after all other threads but daemons'. What these had begun will never come. In the standard
-library they wait on, and go with the process; so they do here. An exception would be printed for each of them, after a
-program that has done all that it was to do. Other threads, which exit handlers may have, and the main thread, get it.
+At exit, Pools are ended after all threads except daemons have ended. Results of calls that daemon threads have begun then never
+come. In the standard library these threads wait on and end with the process, and so they do here: an exception would be printed for
+each of them, after a program that has done all its work. Other threads, which exit handlers may have started, and the main thread
+get an exception.
 """
 
 from __future__ import annotations

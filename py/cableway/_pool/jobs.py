@@ -1,12 +1,11 @@
-"""Jobs of a Pool, and the tasks that they are cut into.
+"""Jobs of a Pool, and the tasks into which they are cut.
 
-A *job* is one call of the Pool; it is cut into *tasks*, numbered from 0, of which each goes to one worker as one
-message. Tasks of a map are cut when there is room to send them, and not before. A job hears of each task at least
-once (`task_done`; a second time changes nothing, so that who was interrupted in it may begin again), from whatever
-thread collects answers, and of the end of the Pool (`abort`).
+A *job* is one call of the Pool. It is cut into *tasks*, numbered from 0; each goes to one worker as one message. Tasks of a map are
+cut only when there is room to send them. A job is told of each task at least once (`task_done`; a second time changes nothing, so
+that an interrupted thread may begin again), by whichever thread collects answers, and of the end of the Pool (`abort`).
 
-A job of one task may be an `Outcome` (csrc/dispatch_outcome.c): then it is its own result, and where it was begun the
-quick way (`Engine.begin`), it stands itself where others have a Task, and hears of nothing when all goes well.
+A job of one task may be an `Outcome` (csrc/dispatch_outcome.c): then it is its own result. If it was begun the quick way
+(`Engine.begin`), it also takes the place of its Task, and is told nothing if all goes well.
 """
 
 from __future__ import annotations

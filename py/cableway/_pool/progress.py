@@ -1,7 +1,7 @@
-"""How far a map is, shown: by tqdm, by whatever is like it, or by plain lines.
+"""Shows the progress of a map: by tqdm, by an object like it, or by plain lines.
 
-`progress=True` takes tqdm.auto where tqdm is installed (a bar in terminals, a widget in notebooks) and where there
-is somebody to look at it; in a log, or without tqdm, a line is printed now and then.
+`progress=True` uses tqdm.auto if tqdm is installed (a bar in terminals, a widget in notebooks) and somebody can see it. In a log, or
+without tqdm, a line is printed now and then.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Starts that the interpreter's exit waits for.
+"""Starts for which the interpreter's exit waits.
 
-At exit the main thread ends what runs, once. A daemon thread may be starting workers at that moment, which nobody would
-end afterwards: the main thread would wait for them for ever, or leave them behind. So each start goes through a gate:
+At exit the main thread ends everything that runs, once. A daemon thread may be starting workers at that moment, which nobody would end
+afterwards: the main thread would wait for them for ever, or leave them behind. So each start goes through a gate:
 
-    a thread that starts    notes itself; looks whether the gate is closed (then: RuntimeError); starts, and puts what it has
-                            started where the exit finds it; takes its note back
-    the exit                closes the gate; waits until no other thread has a note; ends all that it finds
+    a thread that starts    makes a note of itself; checks whether the gate is closed (then: RuntimeError); starts, and puts the
+                            result where the exit finds it; removes its note
+    the exit                closes the gate; waits until no other thread has a note; ends everything that it finds
 
-Each side stores first and looks then, so one of them sees the other (under the interpreter's lock there is one order of
-all that). What is started is found, or was refused: there is nothing between. The exit's wait ends, since threads run until
-it is over. A thread that is interrupted by a signal's handler and so leaves its note behind can only be the main thread, and
-the exit, which it runs itself, does not wait for its own. After a fork the child has no other thread: it begins anew.
+Each side stores first and checks then, so one of them sees the other (the interpreter's lock puts all of that in one order). So what is
+started is found, or the start was refused. The exit's wait ends, since threads run until it is over. Only the main thread can be
+interrupted by a signal handler and so leave its note behind; the exit runs on the main thread and does not wait for its own note.
+After a fork the child has no other thread: it begins anew.
 """
 
 from __future__ import annotations

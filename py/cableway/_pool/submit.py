@@ -1,12 +1,12 @@
-"""Tasks on their way out: what waits in the parent, and how it is sent.
+"""Submits tasks: those that wait in the parent, and how they are sent.
 
-What there is no room for waits here: all cells are under way, or so many bytes. One thread at a time sends (*pumps*),
-for all; quick calls, which stand in the same row, are sent by the dispatch (csrc/dispatch_begin.c) whenever they are
-first, by whatever thread has freed a cell. A signal's handler may end that thread's work at any line: then the supervisor goes on, and what was sent is known from
-`work.sent`, which the dispatch sets as it sends, so that nothing is sent twice.
+Tasks wait here if there is no room: all cells are under way, or too many bytes. One thread at a time sends for all (it *pumps*). Quick
+calls, which wait in the same row, are sent by the dispatch (csrc/dispatch_begin.c) when they are first, by any thread that has freed a
+cell. A signal handler may end the sending thread's work at any line. Then the supervisor goes on, and knows from `work.sent`, which
+the dispatch sets as it sends, what was sent, so that nothing is sent twice.
 
-The lock guards what is shared; no code of the user's runs under it. A finaliser may take it, on a thread that has it:
-so it is one that lets its thread in again.
+The lock guards what is shared; no code of the user runs under it. A finaliser may take it on a thread that holds it already, so it
+is a lock that lets the same thread in again.
 """
 
 from __future__ import annotations

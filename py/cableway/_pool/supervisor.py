@@ -1,10 +1,9 @@
-"""The supervisor of a Pool: the thread that deals with answers while nobody listens, with deaths, time limits and the end.
+"""The supervisor of a Pool: the thread that handles answers while nobody listens, deaths, time limits and the end.
 
-Deaths: an answer that a dead worker had published counts, if it can still be opened. The task that it had taken raises
-WorkerDied, or is run again, and another worker starts in its place. Signal handlers run on the main thread, so nothing
-interrupts this one.
+Deaths: an answer that a dead worker had published counts, if it can still be opened. The task that it had taken raises WorkerDied, or
+is run again, and another worker starts in its place. Signal handlers run on the main thread, so nothing interrupts this one.
 
-Sleep: it reads the news counter, checks everything below, and sleeps until the counter has changed, or a time limit.
+Sleep: the supervisor reads the news counter, checks everything below, and sleeps until the counter has changed, or until a time limit.
 So whoever changes one of the following changes it first and then wakes the supervisor (`Engine.wake`, which takes no lock):
 
     a worker has become ready or failed     the worker itself, by its state
@@ -12,16 +11,15 @@ So whoever changes one of the following changes it first and then wakes the supe
     answers, and nobody listens             the worker
     answers whose delivery was interrupted  C (`rest`), and `help` looks for them before it sleeps
     answers that C may not deliver (late)   who submits; `help` looks for them before it sleeps
-    cells are free for what waits           who frees them sends it, or tells
-    who sent was interrupted                `Dispatch.send_exclusive`, in one step with its end
-    nothing waits any more                  who takes the last thing out, if we have asked (`_dismiss`)
+    cells are free for waiting tasks        who frees them sends the tasks, or wakes
+    a sending thread was interrupted        `Dispatch.send_exclusive`, in one step with its end
+    nothing waits any more                  who takes the last task out, if we have asked (`_dismiss`)
     an input is at its end                  the feeder (`Engine.fed`)
-    close, terminate, error, resize, what was cancelled, a Pool that is garbage, deferred work: who does it
-    somebody wants what we keep idle        who asks (`_core.idle_memory`)
+    close, terminate, error, resize, cancelled tasks, a Pool that is garbage, deferred work: who does it
+    somebody wants our idle memory          who asks (`_core.idle_memory`)
     time limits                             nobody: they bound the sleep
 
-The news counter must be read before any of this is checked. docs/ARCHITECTURE.md has the argument, and the listeners'
-part.
+The news counter must be read before any of this is checked. docs/ARCHITECTURE.md has the argument, and the listeners' part.
 """
 
 from __future__ import annotations

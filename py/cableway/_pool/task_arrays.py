@@ -1,15 +1,15 @@
-"""What a task is given as arrays on its worker's device: `In`, `Out`, `InOut`, and arrays on GPUs.
+"""The arrays that a task gets on its worker's device: `In`, `Out`, `InOut`, and arrays on GPUs.
 
-They stand in the message's table, so that a worker can bring them to its GPU without unpickling the task, also before
-it has taken it (`_pool.worker.prefetch`). In the pickle stands how to see them: shape, dtype, order.
+They are in the message's table, so that a worker can copy them to its GPU without unpickling the task, also before it has taken it
+(`_pool.worker.prefetch`). The pickle has their shape, dtype and order.
 
-    In, InOut of host memory    a block with the values; towards GPUs, of a `cableway.Array`, that array
-    Out, InOut                  a block for the result, which lands in the caller's array (`_pool.write_back`)
-    an array on a GPU           itself: the worker takes it as it is, or copies it from another GPU
+    In, InOut of host memory    a block with the values; a `cableway.Array` for a worker on a GPU: that array
+    Out, InOut                  a block for the result, which is copied into the caller's array (`_pool.write_back`)
+    an array on a GPU           itself: the worker uses it as it is, or copies it from another GPU
 
-Invariant: who gets the task has what is needed beside the message. Blocks are the encoded message's, arrays are held by
-it, until the task has ended. The parent's death takes blocks and arrays along that no worker has opened:
-the worker, which it has started, ends too.
+Invariant: the worker that gets the task finds everything that it needs beside the message. Until the task has ended, the encoded
+message owns the blocks and holds the arrays. If the parent dies, blocks and arrays that no worker has opened go with it; its
+workers end, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The task queue of a Pool: the shared memory through which a parent and its workers pass tasks and answers.
 
-It is laid out by `cw_pool` (ipc/cableway.h) in a memfd of the Pool's own: no broker is needed to start a worker, whatever
-the start method, and it has no name that could stay: it goes with the last process that has it. Here is the memory, how
-large it is, and who may spin on this machine.
+`cw_pool` (ipc/cableway.h) lays it out in a memfd of the Pool's own. So no broker is needed to start a worker, with any start method.
+It has no name that could be left behind: it goes with the last process that has it. This module has the memory, its size, and the
+number of workers that may spin on this machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The workers of a Pool: its worker processes, and the watch over their lives.
 
-A worker lives in a slot of the task queue (see _pool.task_queue); its successor takes the same slot, once it is dead and what it
-had is seen to. The watcher thread sleeps on the workers' pidfds (a sentinel of multiprocessing stays open while a
-child of the worker lives) and tells the supervisor. What workers print to a captured stderr comes by a pipe, which the
-watcher reads; it keeps the end, and another thread passes it on (_pool.launch.stderr).
+A worker has a slot of the task queue (see _pool.task_queue). Its successor gets the same slot when the worker is dead and its tasks
+are dealt with. The watcher thread sleeps on the workers' pidfds (a sentinel of multiprocessing would stay open while a child of the
+worker lives) and tells the supervisor. Captured stderr of workers comes by a pipe, which the watcher reads; it keeps the last part,
+and another thread passes the text on (_pool.launch.stderr).
 """
 
 from __future__ import annotations

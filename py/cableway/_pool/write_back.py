@@ -1,17 +1,17 @@
 """Write-back: how the results of `Out` and `InOut` get into the caller's arrays.
 
-A task's message has a block of the parent's for each. The worker writes there, and answers when it is done. Then
+A task's message has a block of the parent's for each such array. The worker writes into the block and answers when it is done. Then
 the parent copies from the block into the caller's array, before the task counts as done.
 
-Invariant: the caller's array is written by the parent alone, and only from an answer that says that the task has
-succeeded; the block belongs to this one sending of the task. So an exception or a worker's death, at any moment,
-leaves the array as it was, a task that is run again reads it unchanged, and what a dead worker's GPU still
-writes goes into memory that nobody looks at, and that the broker keeps until the worker is dead.
+Invariant: only the parent writes the caller's array, and only after an answer that says that the task has succeeded; each sending of
+a task has blocks of its own. So an exception or the death of a worker, at any moment, leaves the array as it was, and a task that is
+run again reads it unchanged. What a dead worker's GPU still writes goes into memory that nobody reads, and that the broker keeps
+until the worker is dead.
 
-Owner: the encoded message of the task, until the task has ended. The parent's death ends all. A Ctrl-C in the
-copy leaves the answer undelivered, and it is copied again: the block is held as long.
+Owner: the encoded message of the task, until the task has ended. If the parent dies, everything ends. If a Ctrl-C interrupts the
+copy, the answer counts as not delivered and the copy is made again; the block is kept for that long.
 
-No two write-backs under way have an element in common, in whatever Pool of this process.
+No two write-backs under way have an element in common, whichever Pools of this process they belong to.
 """
 
 from __future__ import annotations

@@ -1,23 +1,24 @@
 """Descriptors of queues, for `select`, asyncio and `multiprocessing.connection.wait`: `Queue._reader` and `_writer`, as in
 the standard library.
 
-The reader's is readable when, and only when, an item waits; the writer's is writable while the queue is not full. Each is an
-eventfd of this process alone, and a thread of its own keeps it so, begun when somebody asks for the descriptor.
+The reader's descriptor is readable if, and only if, an item waits; the writer's is writable while the queue is not full. Each is an
+eventfd of this process only. A thread keeps it up to date; it starts when somebody asks for the descriptor.
 
-    state       reader: an item waits; writer: the queue is full. What the eventfd says is always the state as of the last look
-    who looks   the thread, whenever the other state may have come: it watches puts while the state is false, and takes while
-                it is true (shm/tasks/queue.h), and the bell rings for those of every process, this one included. And each
-                put and get of this process, before it returns, so that it sees its own doing at once
+    state       reader: an item waits; writer: the queue is full. The eventfd shows the state as of the last look
+    who looks   the thread, whenever the state may have changed: it watches puts while the state is false, and takes while it is
+                true (shm/tasks/queue.h). Every process rings the bell for these, this one included. And each put and get of this
+                process looks before it returns, so that the process sees its own change at once
     a look      reads the numbers and then writes the eventfd, under a lock. Looks of this process follow one another, so the last
-                one decides, and it has seen the newest numbers. One that a signal's handler interrupts to look itself is
-                done again. One that a handler ends by an exception is the thread's to make good: the bell has rung for it, too
+                one decides, and it has seen the newest numbers. If a signal handler interrupts a look and looks itself, the
+                interrupted look is done again. If a handler ends a look by an exception, the thread repairs it: the bell has
+                rung for the thread, too
 
-Another process may take an item between `select` and get(), as in the standard library: who shares a queue uses
-get_nowait(). Nobody drains an eventfd but a look.
+Another process may take an item between `select` and get(), as in the standard library: use get_nowait() if several processes read.
+Only a look reads the eventfd empty.
 
-Deaths. A process that puts or takes and dies: the thread watches as a reader or writer does that sleeps, and learns of it as these do. This
-process: thread and eventfd are gone with it, and a queue knows of neither. After a fork the child makes its own when it asks.
-The end: with the queue's close(), or when it is dropped, the eventfd is closed and the thread woken to leave.
+Deaths. If another process dies in a put or a get, the thread learns of it as a sleeping reader or writer does. If this process dies,
+thread and eventfd are gone, and the queue does not know of them. After a fork, the child makes its own when it asks for one. At the
+queue's close(), or when it is dropped, the eventfd is closed and the thread is woken and ends.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Items of a queue: how an object becomes bytes and handles, and an object again at the other end.
 
-An item is a pickle of at most 288 KiB (`cw_queue_max()`), and arrays that go with it by their handles:
+An item is a pickle of at most 288 KiB (`cw_queue_max()`), and arrays, which go with it as handles:
 
     no arrays       the data is the pickle
-    with arrays     the data is a header, a descriptor for each array, the pickle
-    one array       (a `cableway.Array` or a tensor that goes by handle, and nothing else) the same, but the pickle tells the
-                    layout alone; both ends remember it, so that such an item costs no pickling
+    with arrays     the data is a header, a descriptor for each array, and the pickle
+    one array       (only a `cableway.Array` or a tensor that is sent as a handle) the same, but the pickle has only the layout; both
+                    ends remember it, so that such an item costs no pickling
 
-An array that goes with an item is a *block* with the bytes of a buffer of 256 KiB and more (see `_transport.blocks`: one copy, and the
-block comes back to its writer when the reader's last view is gone), a block with a pickle that is too long, or the
-memory of a `cableway.Array`, of which nothing is copied. Tensors and CuPy's arrays: `_transport.tensors`. The queue keeps them until the item is taken, whoever dies
-meanwhile; the library opens them in the moment in which the item is taken.
+An array of an item is one of three: a *block* with the bytes of a buffer of 256 KiB and more (see `_transport.blocks`: one copy, and
+the block comes back to its writer when the reader's last view is gone), a block with a pickle that is too long, or the memory of a
+`cableway.Array`, which is not copied. For tensors and arrays of CuPy see `_transport.tensors`. The queue keeps the arrays until the
+item is taken, whichever process dies meanwhile; the library opens them at the moment at which the item is taken.
 """
 
 from __future__ import annotations

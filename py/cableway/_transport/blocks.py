@@ -1,29 +1,27 @@
 """Blocks: how large arguments and results cross from one process to another.
 
-The sender copies a buffer once into a *block*, an array of its own slabs, and names it in the message. The
-receiver takes a lease on it and builds its object as a view on it, its own to write. The sender keeps its own lease,
-so that it can use the block again (its pages are there already, in both processes) once the receiver has said
-that the last view is gone.
+The sender copies a buffer once into a *block*, an array in its own slabs, and names it in the message. The receiver takes a lease on
+the block and builds its object as a view on it, which it may write. The sender keeps its own lease, so that it can use the block
+again when the receiver has said that the last view is gone; the pages are then already mapped in both processes.
 
-The receiver says so in the block's first word, so that a finaliser, which may run at any moment, needs
-neither lock nor message:
+The receiver says so in the block's first word. So a finaliser, which may run at any moment, needs neither a lock nor a message:
 
     LENT      sent, but not opened yet
     OPENED    the receiver has opened it
     RETURNED  the last view is gone: the sender may use it again
-    LEFT      the last view is gone, but a process forked meanwhile may still use it: the sender closes it
+    LEFT      the last view is gone, but a process that was forked meanwhile may still use the block: the sender closes it
 
-A block that several receivers get (`_transport.shared_arguments`) does without this: they open it copy-on-write, nobody
-writes to its word, and the sender closes it.
+A block with several receivers (`_transport.shared_arguments`) does not use the word: receivers open it copy-on-write, and the
+sender closes it.
 
-Each word has one writer at a time: the sender until the message is sent, the receiver afterwards. x86-64 makes
-stores visible in order, so whatever a view wrote or read is done when the word says RETURNED.
+Each word has one writer at a time: the sender until the message is sent, then the receiver. x86-64 makes stores visible in order, so
+everything that a view wrote or read is complete when the word says RETURNED.
 
-If a message is released while its block's word is still LENT, the receiver has refused it: the sender may use it again at once.
+If a message is released while its block's word is still LENT, the receiver has refused it, and the sender may use the block again at
+once.
 
-Deaths: a lease ends with its holder. A receiver that dies never returns: the sender drops what it had lent to it
-(and the broker takes the memory back when no lease is left). A sender that dies loses its lease only: what
-the receiver has opened stays.
+Deaths: a lease ends with its holder. A receiver that dies never returns its blocks: the sender drops them, and the broker takes the
+memory back when no lease is left. If the sender dies, only its lease ends: what the receiver has opened stays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Functions and classes by value: cloudpickle, where standard pickle refuses or a name would mean something else.
+"""Functions and classes by value: cloudpickle, used if standard pickle refuses or a name would mean something else.
 
-What a notebook defines (_transport.main_module) gets the names that the parent has not (an initializer may have set them) from the
-worker: from its `__main__` if it came by fork, else from what its initializer left. The tasks' functions get a
-copy, each pickle its own, so that an older version of a name that some function was sent with reaches no other.
+Functions of a notebook (_transport.main_module) may use names that the parent does not have, since an initializer may have set them. They
+get these names from the worker: from its `__main__` if it was forked, else from what its initializer left. Each pickle gets its own
+copy, so that an older version of a name that was sent with one function reaches no other function.
 
-What a worker sends back names what `__main__` defines, whatever its own copy is called by standard pickle.
+In what a worker sends back, things that `__main__` defines are named as in `__main__`, whatever standard pickle calls the worker's
+own copy.
 """
 
 from __future__ import annotations

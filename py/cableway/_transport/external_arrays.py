@@ -1,23 +1,21 @@
-"""GPU arrays of PyTorch and CuPy in the tasks and results of a Pool with devices: they travel as ours do.
+"""GPU arrays of PyTorch and CuPy in the tasks and results of a Pool with devices: they are sent as handles, like our own.
 
-By themselves both pickle the values, through the host, and PyTorch also the number of the GPU, which in a worker is another
-one's. Here the array becomes a `cableway.Array` whose handle travels, and the task gets an array of the same library on
-that memory, on its worker's GPU.
+On their own, both libraries pickle the values, through host memory, and PyTorch also the number of the GPU, which names another GPU in
+a worker. Here the array becomes a `cableway.Array` whose handle is sent, and the task gets an array of the same library on that memory,
+on its worker's GPU.
 
 Whose memory that is:
+    of cableway (cableway.torch.use() and so on)   the array's own: the caller sees what a task writes
+    of the library, in an argument                 the array's own, borrowed (`suballocation.borrow`) as torch.multiprocessing does,
+                                                   or one copy on the GPU: see Lender
+    of the library, in a result                    one copy on the GPU, since the result must outlive the worker
+Arrays that cannot be sent so (in host memory, sparse, empty) are pickled by their library.
 
-    of ours (cableway.torch.use() and the like)   the array's own: what a task writes is seen by the caller
-    the library's own, of an argument             the array's own, borrowed (`suballocation.borrow`) as torch.multiprocessing does it,
-                                                  or one copy on the GPU: see Lender
-    the library's own, of a result                one copy on the GPU: it shall outlive the worker
-
-What cannot go so (on the host, sparse, empty) is pickled as its library has it.
-
-Invariant: an array that is lent keeps its memory until the last process has let go of it, also when the caller's array is
-gone: the loan holds another array on the same memory, never the caller's. What is known of an array (`_known`) is checked
-against it, and its memory against the driver, each time. The parent's death takes what it lent along, and its
-workers end with it. Order: a worker's streams come after what the array's current stream was given when the task was
-sent (`cw_array_behind`), and the answer comes when the worker's GPU has nothing left to do.
+Invariant: a lent array keeps its memory until the last process has let go of it, even if the caller's array is gone: the loan holds
+another array on the same memory, never the caller's. What is remembered of an array (`_known`) is checked against the array, and its
+memory against the driver, each time. If the parent dies, the arrays that it lent go with it, and its workers end, too. Order: a
+worker's streams wait for the work that the array's current stream had been given when the task was sent (`cw_array_behind`), and the
+answer comes when the worker's GPU has nothing left to do.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""What a notebook's cells define: by name as long as the workers have the same, by value as soon as they have not.
+"""How things that a notebook's cells define are sent: by name as long as the workers have the same, else by value.
 
-The rule. A script's `__main__` is imported by its workers (spawn, forkserver) or inherited (fork), and what it defines
-goes by name, as with the standard library. A notebook's `__main__` (a REPL's, `python -c`'s) has no file to
-import: workers by spawn have nothing of it, those by fork what it had when they were made. There, and only there, a
-function or class of `__main__` goes by name only if the workers came by fork, and neither its own name, nor a global
-name that it reads, nor one that those read in turn, was bound anew since. Else it goes by value (cloudpickle), with what
-these names are bound to now. So the workers never run a cell's old text after the cell was run again.
+The rule. A script's `__main__` is imported by its workers (spawn, forkserver) or inherited (fork), and what it defines is sent by name,
+as in the standard library. The `__main__` of a notebook (a REPL, `python -c`) has no file to import: workers by spawn have nothing of
+it, and workers by fork have what it had when they were made. There, and only there, a function or class of `__main__` is sent by name
+only if the workers were forked, and neither its own name, nor a global name that it reads, nor one that those read in turn, was bound
+anew since. Otherwise it is sent by value (cloudpickle), with the present values of these names. So the workers never run the old
+version of a cell after the cell was run again.
 
-    - "bound anew" looks at names, not into objects: a dictionary that was changed in place after the fork is the old one
-      in the workers, as with the standard library.
-    - Names that `__main__` does not have (globals that an initializer sets in the workers) do not count, and what goes
-      by value finds them in the worker.
-    - Workers by fork that start later have what `__main__` has then. A name that was bound anew before counts as bound
-      anew from then on, since not all workers have the same under it.
-    - What comes back names its class, with the module and qualified name, and the parent takes what has that name now.
+    - "bound anew" means names, not the contents of objects: in the workers, a dictionary that was changed in place after the fork is
+      still the old one, as in the standard library.
+    - Names that `__main__` does not have (globals that an initializer sets in the workers) do not count. What is sent by value finds
+      them in the worker.
+    - Workers by fork that start later have the `__main__` of that time. A name that was bound anew before then counts as bound anew
+      for good, since not all workers have the same under it.
+    - A result names its class, by module and qualified name, and the parent uses what has that name now.
 
-To tell a new binding, the objects of `__main__` are remembered as long as the Pool lives: by weak references, or, where
-there are none (numbers, lists, dictionaries), by keeping them. The workers keep their copies as long, too.
+To recognise a new binding, the objects of `__main__` are remembered as long as the Pool lives: by weak references, or, for objects that
+do not allow these (numbers, lists, dictionaries), by keeping them. The workers keep their copies as long, too.
 """
 
 from __future__ import annotations

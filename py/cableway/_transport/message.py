@@ -1,17 +1,16 @@
-"""Messages of a Pool: what parent and workers say to each other, and how objects become bytes and come back.
+"""Messages of a Pool between parent and workers, and how objects become bytes and come back.
 
-A message is a header, a table of the memory that goes with it (`_transport.table`), a *lead* (the function of a task, the
-traceback of a failure) and a body, which is a pickle. Large buffers lie in blocks: those of NumPy arrays by a reduction
-of our own (any order of axes in one copy, and writable at the other end, as the standard library has it),
-those of all else by pickle protocol 5. What is too long for the ring goes into one more block as a whole.
+A message is a header, a table of the memory that goes with it (`_transport.table`), a *lead* (a task's function, or a failure's
+traceback) and a body, which is a pickle. Large buffers lie in blocks: those of NumPy arrays by a reduction of our own (one copy for
+any order of axes, and writable at the other end, as in the standard library), all others by pickle protocol 5. A message that is too
+long for the ring goes into one more block as a whole. Small and plain tasks and answers need no message: only their pickle is sent
+(py/csrc/dispatch.h).
 
-Small and plain tasks and answers go without one: their pickle is all there is (py/csrc/dispatch.h).
-
-What standard pickle refuses in a task, and in a notebook all, is pickled by cloudpickle (_transport.by_value). A result that
-it refuses is tried once more with the classes of `__main__` by their names, and else is a MaybeEncodingError, as in the
-standard library. What cableway.Array needs travels as a handle. Arrays that several
-tasks of a call have in common go into one block for all of them, see `_transport.shared_arguments`. What becomes an array on the
-worker's GPU is put in by `_pool.task_arrays`, and taken out by `_pool.worker.task_arrays`.
+If standard pickle refuses a task, and always in a notebook, cloudpickle is used (_transport.by_value). If it refuses a result, it is
+tried once more with the classes of `__main__` by their names; if that fails, the result is a MaybeEncodingError, as in the standard
+library. A cableway.Array travels as a handle. Arrays that several tasks of a call have in common go into one block for all of them, see
+`_transport.shared_arguments`. `_pool.task_arrays` puts arrays for the worker's GPU into a message, and `_pool.worker.task_arrays`
+takes them out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""How a task of a Pool gets an array of PyTorch or CuPy on memory of ours: `rebuild`, and `Maker` where tensors of one form
-come one after the other.
+"""How a task of a Pool gets an array of PyTorch or CuPy on memory of cableway: `rebuild`, and `Maker` for many tensors of the
+same form.
 
-The message says by `Rebuild` which library's it is, and what of it no array of ours has. The array keeps the lease. Order: the
-library's current stream comes after the last write of the memory, by `Array.__dlpack__` or `__cuda_array_interface__`.
+`Rebuild` in the message names the library, and has what a `cableway.Array` cannot say of the library's array. The array keeps the
+lease. Order: the library's current stream waits for the last write of the memory, by `Array.__dlpack__` or
+`__cuda_array_interface__`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,17 @@
-"""What several tasks of one call have in common: large arrays that are put into shared memory once for all of them.
+"""Arguments that several tasks of one call have in common: large arrays are put into shared memory once for all of them.
 
-A `Shared` belongs to one call over items that were all there when it began. Which arrays recur is found by a look at
-the items and at the function's state, before the first task is sent: by identity, in tuples, lists, dictionaries,
-partials, closures and objects without pickling code of their own. It runs no code of the user's, so that an array
-which such code fills anew for each pickle is never taken for the same. The look is bounded; what it does not find
-travels as ever, a copy for each task.
+A `Shared` belongs to one call whose items were all there when it began. Before the first task is sent, it searches the items and the
+function's state for arrays that occur more than once: by identity, in tuples, lists, dictionaries, partials, closures, and objects
+without pickling code of their own. The search runs no code of the user, so an array that such code fills anew for each pickle is
+never taken for the same. The search is bounded; an array that it does not find is copied for each task, as usual.
 
-The first task that has a recurring array brings it into a block, all tasks name that block, and workers open it
-copy-on-write: each task may write to its own, and nobody sees it. (Items that a worker takes at one go are one task:
-they have one array, as with `multiprocessing.Pool`.)
+The first task with a recurring array copies it into a block. All tasks name that block, and workers open it copy-on-write: each task
+may write to its own copy, which nobody else sees. (Items that a worker takes at a time are one task and share one array, as with
+`multiprocessing.Pool`.)
 
-Invariant: nobody writes to such a block after its first task was sent. It has many receivers, of which none can
-say that it was the last, so unlike other blocks it is never used again by its sender: the call's end ends the
-sender's lease, and the memory comes back when the last view is gone. A worker's death ends its lease; the
-sender's death leaves to each worker what it has opened.
+Invariant: nobody writes to such a block after its first task was sent. It has many receivers, none of which can know that it is the
+last. So, unlike other blocks, its sender never uses it again: the sender's lease ends with the call, and the memory comes back when
+the last view is gone. If a worker dies, its lease ends; if the sender dies, each worker keeps what it has opened.
 """
 
 from __future__ import annotations

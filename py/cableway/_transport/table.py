@@ -1,8 +1,8 @@
-"""The table of a Pool's message: which memory goes with it.
+"""The table of a Pool's message: the memory that goes with the message.
 
-A message is a header, a table of *entries*, a lead and a body (see `_transport.message`). Each entry names memory that lies
-beside the message: a block (`_transport.blocks`) or an array of the caller's. It can be read without unpickling
-anything, so that a worker may look at tasks that it has not taken (`_pool.worker.prefetch`).
+A message is a header, a table of *entries*, a lead and a body (see `_transport.message`). Each entry names memory beside the message: a
+block (`_transport.blocks`) or an array of the caller. The table can be read without unpickling anything, so that a worker may look at
+tasks that it has not taken (`_pool.worker.prefetch`).
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""How PyTorch's tensors and CuPy's arrays travel in an item of a Queue, and with `cableway.torch.share()` in whatever else
+"""How PyTorch tensors and CuPy arrays travel in an item of a Queue and, with `cableway.torch.share()`, in everything else that
 multiprocessing pickles.
 
-    memory of ours      by its handle, without a copy: both ends see the same memory, as with PyTorch's own Queue. Such is what a
-                        library made in memory of ours (`cableway.torch.use()`), what came from another process in this way,
-                        and `Array.torch()`
-    on a GPU            one copy there, by its handle
-    on the host         one copy: in a Queue as a NumPy array; by share() into an array of ours, which goes by its handle, or by
-                        value where it has fewer than 256 KiB
+    memory of cableway  as a handle, without a copy: both ends see the same memory, as with PyTorch's own Queue. Such arrays are those
+                        that a library made in memory of cableway (`cableway.torch.use()`), those that came from another process in
+                        this way, and those of `Array.torch()`
+    on a GPU            one copy on that GPU, as a handle
+    in host memory      one copy: in a Queue as a NumPy array; with share() as an array of cableway, which is sent as a handle, or by
+                        value if it has fewer than 256 KiB
 
-What cannot go so is pickled as its library has it: sparse, quantised and non-leaf tensors, and other devices.
+All else is pickled as its library does it: sparse, quantised and non-leaf tensors, and other devices.
 
-A copy that a Queue makes on a GPU goes on, in the library's current stream, while the item is put: the other process comes after
-it by itself. But put() returns when it is complete, so that neither the caller's array nor his process has to stay for it.
+A Queue copies on a GPU in the library's current stream while the item is put. put() returns when the copy is complete, so that
+neither the caller's array nor its process has to stay for it.
 
-Owner: whoever pickles. What one end holds the other's death does not take: an array of ours lives until the last process
+Owner: the process that pickles. The death of one end takes nothing from the other: an array of cableway lives until the last process
 has let go of it.
 """
 

@@ -130,7 +130,7 @@ static void what_only_says_not_now_has_a_sentence_of_its_own(void **state) {
     OK(cw_worker_take(worker, &task));
     says(cw_pool_withdraw(pool, task.cell), -EBUSY, "worker has taken");
     (void)cw_pool_ask(pool);
-    says(cw_worker_take(worker, &task), -EDQUOT, "cw_worker_heed()");
+    says(cw_worker_take(worker, &task), -EDQUOT, "asks its workers to give memory back");
     uint32_t number;
     assert_int_equal(cw_worker_must_heed(worker, &number), 1);
     cw_worker_heed(worker, number, 0);

@@ -1,8 +1,8 @@
 """The devices of a Pool: what `devices=` means.
 
-A *group* is the workers of one GPU. Groups are numbered in the order in which devices= names their GPUs; a Pool
-without devices has one group and no `Devices`. GPUs are those of this process's mask. Asking for them opens the
-driver, but takes no GPU memory.
+A *group* is the workers of one GPU. Groups are numbered in the order in which devices= names their GPUs. A Pool without devices has
+one group and no `Devices`. Only GPUs that this process sees (CUDA_VISIBLE_DEVICES) count. To find them opens the CUDA driver, but
+takes no GPU memory.
 """
 
 from __future__ import annotations

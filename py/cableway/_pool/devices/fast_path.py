@@ -1,13 +1,13 @@
-"""The GPU fast path: tasks that have a few arrays of ours as arguments and nothing else, or arrays
-of PyTorch's and CuPy's that are lent as ours (`_transport.external_arrays`).
+"""The GPU fast path: tasks whose arguments are only a few arrays of cableway, or arrays of PyTorch and CuPy that are lent as such
+(`_transport.external_arrays`).
 
-Such a task is a message as any other (`_transport.message`), with the flag ARRAYS_ONLY and nothing pickled for it. Its table names the
-arrays, one entry for each argument in their order; its body is how to see them (shape, dtype, strides, name, and which
-library's they are), one pickle after the other. Both ends remember: the parent with each array what a message says of it, a worker what a message
-means. Leases are not remembered: a worker takes one for each task, and it ends with the task.
+Such a task is a message as any other (`_transport.message`), with the flag ARRAYS_ONLY, and nothing is pickled for it. Its table names
+the arrays, one entry for each argument, in their order. Its body has shape, dtype, strides, name and library of each, one pickle after
+the other. Both ends remember: the parent what a message says of each array, the worker what a message means. Leases are not
+remembered: a worker takes one for each task, and it ends with the task.
 
-Invariant: what an array remembers is what a new encoding would say. An array's memory, layout and name never change as
-long as it is open, and close() forgets; a handle is as good as the connection over which it was made.
+Invariant: what is remembered of an array is what a new encoding would say. An array's memory, layout and name never change as long as it
+is open, and close() forgets them; a handle is valid as long as the connection over which it was made.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Where a task goes: to which group of a Pool's workers.
+"""Decides to which group of a Pool's workers a task goes.
 
-A task prefers the GPU on which most bytes of its arrays lie, among those that have workers. One without such
-goes to the group with the fewest tasks under way a worker. Within the group whoever is free takes it; and a group that
-has more waiting than its bound has them taken, after a moment, by idle workers of others
-(CW_DISPATCH_STEAL_BEYOND and _STEAL_AFTER_NS, shm/tasks/dispatch.h), which then copy the arrays. Bytes are counted where a task is encoded, so that arrays at any depth of its arguments count.
+A task goes to the GPU that holds most bytes of its arrays, among the GPUs with workers. A task without such arrays goes to the group
+with the fewest tasks under way per worker. Any free worker of the group takes it. If more tasks wait in a group than its bound,
+idle workers of other groups take some after a moment (CW_DISPATCH_STEAL_BEYOND and _STEAL_AFTER_NS, shm/tasks/dispatch.h), and then
+copy the arrays. Bytes are counted where a task is encoded, so that arrays at any depth of its arguments count.
 """
 
 from __future__ import annotations

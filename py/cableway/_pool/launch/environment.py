@@ -1,10 +1,10 @@
-"""What a worker on a GPU has before the user's code begins: its mask of GPUs, its cores, where its memory comes from.
+"""The environment of a worker on a GPU, set before the user's code begins: which GPUs it sees, its CPU cores, and the NUMA
+node of its memory.
 
-The user's code begins with the import of the main module, which multiprocessing does before anything of ours runs. What
-comes before even that is the process's name. So the name of a worker brings its environment along (`Name`): whoever
-unpickles it sets the mask and the cores. It is unpickled once more with the process object, after the main module, so
-that a script that sets CUDA_VISIBLE_DEVICES for itself does not take it from its workers. The worker then looks whether its first GPU is
-its own (_pool.worker.own_gpu).
+The user's code begins with the import of the main module, which multiprocessing does before anything of ours runs. Only the process's
+name comes before that. So the name of a worker carries its environment (`Name`): unpickling it sets CUDA_VISIBLE_DEVICES and the
+cores. It is unpickled once more with the process object, after the main module, so that a script that sets CUDA_VISIBLE_DEVICES for
+itself does not change it for its workers. The worker then checks that its first GPU is its own (_pool.worker.own_gpu).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""The server process: it has imported the user's modules and forks workers (_pool.launch.server is the parent's side).
+"""The server process: it imports the user's modules and then forks workers (_pool.launch.server is the parent's side).
 
-Invariant: while it serves it has one thread, runs no code of the user's, and all signals are blocked, so that Ctrl-C or
-a handler of the user's is the workers' business. It keeps neither stdin, stdout nor stderr of the parent, which may be
-pipes that somebody waits to see closed, and not the pipe of the parent's resource tracker, which lives as long as
-anybody has that (a worker has it; the server while it imports, and to its end if it does not serve). It waits for nobody: a request comes whole in one message, answers and exit
-codes fit into the sockets.
+Invariant: while it serves, it has one thread, runs no code of the user, and blocks all signals, so that only the workers handle a
+Ctrl-C or another signal. It keeps none of the parent's stdin, stdout and stderr, which may be pipes whose end somebody waits for. It
+does not keep the pipe of the parent's resource tracker either, since the tracker lives as long as any process has that pipe. (A
+worker has it; the server has it while it imports, and to its end if it does not serve.) The server waits for nobody: a request comes
+whole in one message, and answers and exit codes fit into the sockets.
 
-A worker is a fork that goes on as a spawned process: it waits for the parent's word on its line (none comes when the
-parent has given the request up), takes its stdin, stdout, stderr, resource tracker and other descriptors, and runs what
-multiprocessing.spawn would. The exit handlers that import registered are the server's: run once, at its end, since they
-may delete what all workers use. A worker runs those that it registered itself, and ends without taking the interpreter
-down, which would flush and finalise what it shares with others, as with fork.
+A worker is a fork that goes on as a spawned process. It waits for the parent's word on its line (none comes if the parent has given
+the request up), takes its stdin, stdout, stderr, resource tracker and other descriptors, and runs what multiprocessing.spawn would
+run. Exit handlers that the import registered belong to the server: they run once, at its end, since they may delete what all workers
+use. A worker runs the exit handlers that it registered itself. It ends without taking the interpreter down, as with fork, since that
+would flush and finalise what it shares with others.
 
-Ends when the parent is dead (with its workers), or when the parent has let go of it and the last worker has ended.
+The server ends when the parent is dead (and kills its workers), or when the parent has let go of it and the last worker has ended.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""What the server of _pool.launch.forker imports, and whether what it has become may be forked.
+"""What the server of _pool.launch.forker imports, and whether the server may be forked after that.
 
-It imports what every worker would import by itself: the main module as multiprocessing does it, and modules that it is
-told. A forked worker shall be as good as a spawned one, so importing is refused, with the reason, when it left
-    - threads: a fork has them not, and their locks for ever. Threads whose library ends them at a fork (OpenBLAS, which
-      NumPy brings, starts one for each core when it is imported) are no hindrance: it is looked after a fork
+It imports what every worker would import by itself: the main module as multiprocessing does it, and modules that it is told. A forked
+worker must be as good as a spawned one. So the server refuses to serve, and gives the reason, if an import raised or left
+    - threads: a fork does not have them, and their locks stay locked for ever. Threads that their library ends at a fork are
+      allowed (OpenBLAS, which comes with NumPy, starts one for each core when it is imported): this is checked after a fork
     - an open GPU: CUDA's driver does not work in a fork
-    - descriptors of anything but files: a socket or pipe would be shared by all workers
+    - descriptors of anything but files: all workers would share a socket or pipe
     - processes
-    - semaphores or shared memory of multiprocessing's that its resource tracker knows: each spawned worker makes its own
+    - semaphores or shared memory of multiprocessing that its resource tracker knows: each spawned worker makes its own
     - random generators that the user's modules made without a seed: all workers would draw the same numbers
-or when it raised. The generators of the modules random and numpy.random go to the workers as import left them if it
-seeded them (so they would be in a spawned worker), and else are seeded anew in each.
+
+The generators of the modules random and numpy.random go to the workers as the import left them if it seeded them, as they would be in
+a spawned worker. Otherwise each worker seeds them anew.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Worker processes: multiprocessing's Process, forked from our server with spawn and forkserver, by ourselves with fork.
+"""Worker processes: multiprocessing's Process. With spawn and forkserver our server forks them, with fork this process does.
 
-A `SpawnProcess` or `ForkServerProcess` of this module is multiprocessing's in all that it shows (attributes,
-active_children, join, exit codes) and in what the worker sees; only its making differs (_pool.launch.server), and where no
-server serves it is made by plain spawn. What the worker sees otherwise than with a plain spawn: os.getppid() is the server,
-and what the main module does when it is imported was done once, before.
+A `SpawnProcess` or `ForkServerProcess` of this module is that of multiprocessing in everything that it shows (attributes,
+active_children, join, exit codes) and in what the worker sees. Only the way in which it is made differs (_pool.launch.server); if no
+server serves, it is made by plain spawn. Two things differ for the worker from a plain spawn: os.getppid() is the server, and the main
+module was imported once, before.
 
-Owner: the parent process holds a pidfd and its end of the worker's *line*, a socket whose other end the worker and
-the server hold. The parent says on it that the worker may run, the server how it ended; the worker sees there
-that the parent has gone (multiprocessing.parent_process()).
+Owner: the parent process holds a pidfd and its end of the worker's *line*, a socket whose other end the worker and the server hold.
+The parent says on it that the worker may run, the server how the worker ended. The worker sees by it that the parent is gone
+(multiprocessing.parent_process()).
 
-Deaths: the parent's closes the line and its pidfd, which server and worker watch. The server's leaves the line
-without an exit code: then it is UNKNOWN_EXIT. So it is when a server that lives has not told it within
-STATUS_SECONDS of the worker's end (it is stopped, or the machine does not let it run), until it tells. It is never
-guessed. All signals go through the pidfd, so that none reaches a stranger.
+Deaths: if the parent dies, the line and its pidfd close; server and worker watch them. If the server dies, no exit code comes on the
+line: then it is UNKNOWN_EXIT. It is also UNKNOWN_EXIT if a living server has not reported it within STATUS_SECONDS of the worker's end
+(the server is stopped, or gets no CPU time), until it does. The exit code is never guessed. All signals go through the pidfd, so that
+none reaches another process with the same number.
 """
 
 from __future__ import annotations

@@ -1,38 +1,36 @@
-"""The server that worker processes are forked from, with spawn and forkserver, as the parent sees it.
+"""The server from which worker processes are forked, with spawn and forkserver: the parent's side.
 
-A worker by plain spawn is a new interpreter that imports all that the user's script imports. The server does this
-once: it is started by plain spawn, imports what every worker would import by itself before its first task
-(_pool.launch.preload), and from then on forks workers on request (_pool.launch.forker).
+A worker by plain spawn is a new interpreter that imports everything that the user's script imports. The server does this once: it is
+started by plain spawn, imports what every worker would import before its first task (_pool.launch.preload), and then forks workers on
+request (_pool.launch.forker).
 
-Owner: the parent process. A server belongs to one parent (`_servers`; a fork of the parent knows none) and to one
-kind: the start method, with or without the main module, with or without variables of its own (joblib's). Requests to one server go one after the other; who starts many
-workers asks for the next ones before it has the answer to the first (_pool.launch.process.pipelined).
+Owner: the parent process. A server belongs to one parent (`_servers`; a fork of the parent has none) and to one kind: the start method,
+with or without the main module, with or without variables of its own (joblib's). Requests to one server go one after the other. A
+caller that starts many workers sends the next requests before it has the answer to the first (_pool.launch.process.pipelined).
 
-What a worker is told or inherits is what a plain spawn would give it now. So the next start makes a new server when
-anything differs that the server had at its start: the preparation data of multiprocessing (sys.path, sys.argv, folders,
-main module), the environment, the working folder, the interpreter (set_executable) and its flags, the CPUs, the list of
-set_forkserver_preload; when a source file of the user's that it has imported was edited, as in a notebook (files of
-the standard library and of installed packages do not count); and when it lacks a module that the worker needs to
-start. stdin, stdout and stderr are passed with each request. Signal mask, umask, nice value and resource limits are
-those of the server's start.
+A worker gets and inherits what a plain spawn would give it now. So the next start makes a new server if one of these has changed since
+the server's start: the preparation data of multiprocessing (sys.path, sys.argv, folders, main module), the environment, the working
+folder, the interpreter (set_executable) and its flags, the CPUs, or the list of set_forkserver_preload. It also makes a new one if a
+source file of the user that the server has imported was edited, as in a notebook (files of the standard library and of installed
+packages do not count), or if the server lacks a module that the worker needs to start. stdin, stdout and stderr are passed with each
+request. Signal mask, umask, nice value and resource limits are those of the server's start.
 
-Who makes a Pool waits for the server. A worker's successor does not (_pool.launch.process.hurry): it comes by plain spawn while there is
-no server ready that would do, and the next one by the server that was started meanwhile.
+A caller that makes a Pool waits for the server. The start of a worker's successor does not wait (_pool.launch.process.hurry): while no
+suitable server is ready the successor is made by plain spawn, and the next one by the server that was started meanwhile.
 
-No server serves when importing left what must not be shared by a fork (_pool.launch.preload): then workers come by plain
-spawn, and multiprocessing's logger says why, once. This holds until one of the things above differs.
+No server serves if the import left something that a fork must not share (_pool.launch.preload). Then workers are made by plain spawn,
+and multiprocessing's logger says why, once. This holds until one of the things above changes.
 
 Deaths
     the parent     the server sees its pidfd, kills its workers and ends
-    the server     workers go on, and watch the parent themselves; how they end is then unknown (UNKNOWN_EXIT). A
-                   request that was under way raises ServerLost: the caller asks a new server, then uses plain spawn.
-                   A worker that was forked for such a request ends before it does anything: it waits for the
-                   parent's word on its line
-    a worker       the server reaps it and tells its exit code on its line
+    the server     workers go on, and watch the parent themselves; how they end is then unknown (UNKNOWN_EXIT). A request under
+                   way raises ServerLost: the caller asks a new server, then uses plain spawn. A worker that was forked for such
+                   a request ends before it does anything, since it waits for the parent's word on its line
+    a worker       the server reaps it and reports its exit code on its line
 A server that was replaced ends with its last worker.
 
-The resource tracker of multiprocessing ends when nobody has its pipe any more, and who ends it waits for that: later
-Pythons at the interpreter's exit. So a server that serves has it not, each worker gets it with its request; one that
+The resource tracker of multiprocessing ends when no process has its pipe any more, and whoever ends it waits for that; later Pythons do
+so at the interpreter's exit. So a server that serves does not have the pipe, and each worker gets it with its request. A server that
 still imports when the interpreter exits is killed.
 """
 

@@ -1,14 +1,14 @@
-"""What a worker prints to stderr, captured: passed on to this process's own stderr, and its end kept.
+"""Captured stderr of workers: it is passed on to this process's own stderr, and its last part is kept.
 
-A pipe for each worker. The worker opens its writing end through /proc, whatever way it was started. The parent keeps
-that end open too, so the pipe never ends; it is read when there is something, without waiting. Two threads may do so.
+Each worker has a pipe. The worker opens its writing end through /proc, whatever its start method. The parent keeps that end open, too,
+so the pipe never ends; it is read when there is something, without waiting. Two threads may do so.
 
-Nobody who sees to workers writes to this process's stderr: it may be a pipe that is full, or a terminal that is
-stopped. One thread of a Pool does (`Outlet`). At most WAITING_BYTES wait for it; what comes when so many wait is
-dropped, and a line in its place says how much. What is kept for `WorkerDied` never waits for it.
+No thread that looks after workers writes to this process's stderr: that may be a pipe that is full, or a terminal that is stopped. One
+thread of a Pool writes to it (`Outlet`). At most WAITING_BYTES wait for that thread; more is dropped, and a line in its place says
+how much. The part that is kept for `WorkerDied` never waits for it.
 
-Owner: `Workers` makes and closes both. The thread of an outlet is a daemon and holds nothing that others need: the
-Pool's end waits END_SECONDS for what still waits, and then drops it.
+Owner: `Workers` makes and closes both. The thread of an outlet is a daemon and holds nothing that others need: at the Pool's end,
+END_SECONDS are left for what still waits, and then it is dropped.
 """
 
 from __future__ import annotations

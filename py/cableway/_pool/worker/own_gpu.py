@@ -1,13 +1,12 @@
-"""A worker's own GPU: cuda:0 of its process, which begin() makes sure of.
+"""A worker's own GPU: cuda:0 of its process; begin() makes sure of that.
 
-After each task the worker waits until all that this process has begun on its GPU is complete, before it answers: so an
-answer says that the work is done, and a kernel that breaks the CUDA context fails its own task, with
-`DeviceError` and CUDA's name for it, and no later one. So does work that came after that of a process which died before it was
-complete: `ProducerDied`. A broken context cannot be mended: the worker then ends once its answer
-has been taken, and the parent starts another. Where the process has opened no context, there is nothing to wait for.
+After each task, before it answers, the worker waits until all work that this process has begun on its GPU is complete. So an answer
+means that the work is done. A kernel that breaks the CUDA context fails its own task and no later one, with `DeviceError` and CUDA's
+name for the error. If the work used data of a process that died before it was complete, the task gets `ProducerDied`. A broken context
+cannot be repaired: the worker ends once its answer has been taken, and the parent starts another one. If the process has opened no
+context, there is nothing to wait for.
 
-Owner: the worker's process; its main thread. Its death frees what it had on the GPU; arrays of
-cableway stay.
+Owner: the worker's process, its main thread. When it dies, its GPU memory is freed; arrays of cableway stay.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""Prefetch: while a worker's task computes, what the next ones need comes to its GPU.
+"""Prefetch: while a worker's task computes, arguments of the next tasks are copied to its GPU.
 
-A thread of the worker looks at the tasks that its group may take next, without taking them (`WorkerEnd.peek`), and copies
-what their tables name to the GPU, in a stream of the library's. If the worker then takes such a task, its
-arguments are there; if another one does, or it is cancelled, what was brought is dropped.
+A thread of the worker looks at the tasks that its group may take next, without taking them (`WorkerEnd.peek`), and copies the memory
+that their tables name to the GPU, in a stream of the library. If the worker then takes such a task, its arguments are there. If
+another worker takes it, or it is cancelled, the copies are dropped.
 
-Invariant: what is kept for a task is what the task says. A task is known by its place, a number that no other ever has, and
-what goes with it does not change until it is taken; so a copy that was made for a place belongs to whoever takes
-that place, or to nobody. Nothing is ever bound to this worker: looking changes nothing for others.
+Invariant: the copies for a task are what the task says. A task is known by its place, a number that no other task ever has, and its
+contents do not change until it is taken. So a copy that was made for a place belongs to the task at that place, or to nobody. No task
+is ever bound to this worker by this: to look changes nothing for others.
 
-What is dropped, when: as long as a task runs, the worker takes no other. So what is kept and is not among the next tasks, by
-a look that began and ended within one running task, was taken by others.
+When copies are dropped: as long as a task runs, the worker takes no other. So a task with copies that is not among the next tasks, in
+a look that began and ended within one running task, was taken by another worker.
 
-Bounds: TASKS_PREFETCHED tasks, and one part of SHARE of the GPU's memory in all. What does not fit is brought when its task is
-taken. If memory runs out, what is kept is given back first (`give_way`). Several workers of one GPU do not prefetch: all
-would bring the same tasks, and one copies anyway while the others compute. How many there are is asked for each task, since
-a Pool can be resized.
+Bounds: TASKS_PREFETCHED tasks, and one part of SHARE of the GPU's memory in all. Arguments that do not fit are copied when their task
+is taken. If memory runs out, the copies are given back first (`give_way`). Several workers of one GPU do not prefetch: all would copy
+for the same tasks, and one copies anyway while the others compute. The number of workers is asked for each task, since a Pool can be
+resized.
 
-Owner: the thread, for the copy that it makes; the lock, for what is kept. Errors here are nobody's: who takes the task
-makes the copy itself, and tells. If the process dies, its leases end, and nothing else knew of it. A source that
-goes meanwhile is held by a lease for the time of the copy.
+Owner: the thread owns the copy that it makes; the lock guards the finished copies. Errors here are ignored: the thread that takes the
+task makes the copy itself, and reports the error. If the process dies, its leases end, and nothing else knew of it. A lease holds the
+source for the time of the copy.
 """
 
 from __future__ import annotations

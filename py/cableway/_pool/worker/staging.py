@@ -1,10 +1,10 @@
-"""Staging: memory that a message names comes to the worker's GPU, and results go back.
+"""Staging: copies memory that a message names to the worker's GPU, and results back.
 
-Used by the thread that runs tasks, for what was not brought before; by the one that prefetches (`_pool.worker.prefetch`); and
-by the one that brings results away (`_pool.worker.write_back`). Each call blocks its own thread until its copy is done: copies
-towards the GPU and away from it run in streams of the library's own, beside those of the user's.
+Three threads use it: the one that runs tasks, for memory that was not prefetched; the one that prefetches
+(`_pool.worker.prefetch`); and the one that writes results back (`_pool.worker.write_back`). Each call blocks its own thread until its
+copy is complete. Copies to and from the GPU run in streams of the library, beside the user's streams.
 
-Invariant: an entry's source is held by a lease while it is copied. Nothing here writes to it.
+Invariant: a lease holds the source of a copy while it is copied. Nothing here writes to the source.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What a worker's task is given: the arrays of `In`, `Out` and `InOut`, and those on GPUs.
+"""The arrays that a worker's task gets: those of `In`, `Out` and `InOut`, and those on GPUs.
 
-On a worker without a GPU of its own an array lies in the parent's block itself, and what the function writes there is the
-result. Else it is a copy on the worker's GPU: made by the thread that prefetches (`_pool.worker.prefetch`), or here if the task came
-too soon; when the function has returned, results leave by a thread of their own (`_pool.worker.write_back`) while the
-next task runs. An array that lies on the worker's GPU already is taken as it is.
+In a worker without a GPU of its own, such an array lies in the parent's block itself, and what the function writes there is the result.
+Otherwise it is a copy on the worker's GPU, made by the thread that prefetches (`_pool.worker.prefetch`), or here if that was too late.
+When the function has returned, a thread writes the results back (`_pool.worker.write_back`) while the next task runs. An array that is
+on the worker's GPU already is used as it is.
 
-Invariant: a task's copies are its own. The thread that runs tasks waits, before the function counts as returned, until all
-work that the process has given the GPU is complete (`_pool.worker.own_gpu`): libraries launch kernels and return, and what such a
-kernel reads or writes must not become another task's. Only then do arguments go, and results leave.
+Invariant: a task's copies are its own. A function counts as returned only when all work that the process has given the GPU is complete
+(`_pool.worker.own_gpu`); the thread that runs tasks waits for that. Libraries launch kernels and return, and memory that such a kernel
+reads or writes must not be used for another task. Only then are arguments dropped and results written back.
 
-Owner: the thread that runs tasks. If the process dies, its leases end: blocks are the parent's, who sees them
-as lost with their task; GPU memory goes with its last lease.
+Owner: the thread that runs tasks. If the process dies, its leases end. Blocks belong to the parent, who treats them as lost with their
+task; GPU memory goes with its last lease.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The worker of a Pool: takes tasks from the task queue, runs them, answers.
+"""The worker of a Pool: takes tasks from the task queue, runs them, and answers.
 
-The loop and what is plain are in C (_dispatch.WorkerEnd); here is what it asks for. The process belongs to the
-parent's Pool. It ends when it is told to, and within moments of the parent's death,
-which a thread watches through the parent's pidfd (PR_SET_PDEATHSIG would follow the thread that made us).
-It holds nothing that others need: what it had is known to the broker.
+The loop and all plain tasks are in C (_dispatch.WorkerEnd); this module does the rest. The process belongs to the parent's Pool. It ends
+when it is told to, and within moments of the parent's death. A thread watches for that through the parent's pidfd (PR_SET_PDEATHSIG
+would follow the thread that started the worker). It owns nothing that others need: the broker knows what it had.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Results on their way out: a worker's next task runs while they leave the GPU.
+"""Write-back in the worker: the next task runs while results leave the GPU.
 
-When a task's function has returned and its GPU work is complete, its results are handed to a thread, which copies them
-into the parent's blocks and then answers the task (`defer` in csrc/dispatch_defer.c). Meanwhile the worker takes the next one.
+When a task's function has returned and its GPU work is complete, its results are given to a thread, which copies them into the
+parent's blocks and then answers the task (`defer` in csrc/dispatch_defer.c). Meanwhile the worker takes the next task.
 
-Invariant: a task is answered after the last byte of its results lies in the parent's memory, and once. What its function
-returned was pickled before the next task began, so that no task sees what a later one does to it.
+Invariant: a task is answered once, after the last byte of its results is in the parent's memory. What its function returned was
+pickled before the next task began, so later tasks cannot change it.
 
-Bounds: WRITE_BACKS_MAX tasks; who has more waits, so that their memory on the GPU is bounded.
+Bounds: at most WRITE_BACKS_MAX tasks; the worker waits if it has more, so that their GPU memory is bounded.
 
-Owner: the thread, from put() to the answer. If the process dies, the task is lost with it although its function
-has ended, and counts so: results that are half copied lie in blocks that nobody reads. The worker does not leave
-by itself before all is answered (`WorkerEnd.serve`). Where an answer cannot be given at all, the thread ends the process,
-and says why on stderr: else its task, and whoever waits to put the next one here, would wait for ever.
+Owner: the thread, from put() to the answer. If the process dies, the task is lost although its function has returned: half-copied
+results lie in blocks that nobody reads. The worker does not leave by itself before all tasks are answered (`WorkerEnd.serve`). If an
+answer cannot be given at all, the thread ends the process and says why on stderr; else the task, and the thread that waits to put
+the next one here, would wait for ever.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ REASONS: list[str] = []  # why something was not measured
 def note(
     what: str, ours: float, peer: str, theirs: float | None, unit: str, spread: str = ""
 ) -> None:
-    """Adds a line."""
+    """Adds a line, and prints it, so that a run that is cut off has said what it found."""
     LINES.append(Line(what, ours, peer, theirs, unit, spread))
+    print(f"  {what}: {ours:.3f} {unit}; {peer}: {theirs}; {spread}", flush=True)
 
 
 def missing(what: str, reason: object) -> None:

@@ -185,16 +185,18 @@ class Process:
 def attached(way: str, shapes: Shapes) -> tuple[list[float], list[float], list[float]]:
     """Seconds of offering, of all tensors, and of all tensors once more."""
     holds = Process(owner, way, shapes)
+    ready = [Process(reader, way) for _ in range(SAMPLES)]
     offering, offered = holds.told()
     first, again = [], []
-    for _ in range(SAMPLES):
-        one = Process(reader, way)
+    for one in ready:
         one.told()
+    for one in ready:
         one.pipe.send(offered)
         taken, repeated, count = one.told()
         assert count == len(shapes)
         first.append(taken)
         again.append(repeated)
+    for one in ready:
         one.end()
     holds.end()
     if way != "torch":

@@ -48,6 +48,7 @@ struct cw_allocation { /* how far one has come; zeros at first */
     bool adopted;  /* whatever dead makers left was looked at */
     bool dropped;  /* what is kept was given up */
     bool asked;    /* others were asked for what they keep */
+    bool apart;    /* in a slab of its own, from its first byte on */
     bool refused;  /* the last call's -EDQUOT: no memory for a slab, here or within a limit */
 };
 

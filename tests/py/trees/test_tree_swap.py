@@ -246,8 +246,9 @@ def test_a_parked_host_tree_keeps_its_memory():
     assert tree.state == "parked" and not mapped(at) and len(tree) == 2
     with pytest.raises(ValueError, match="parked: unpark"):
         tree.map()
-    with pytest.raises(ValueError, match="parked"):
-        tree.swap(version=1 << 40)
+    cw.put("m", state(6))
+    with pytest.raises(ValueError, match="the tree is parked: unpark it"):
+        tree.swap()
     tree.unpark()
     assert tree.state == "mapped" and (w.numpy() == 5).all() and low(w) == at
 

@@ -512,23 +512,24 @@ int cw_tree_describe(const cw_tree *tree, cw_tree **out);
 
 /*
  * A tree's parts at addresses of this process that stay the same while the memory there changes:
- * pointers, tensors and captured CUDA graphs keep them, and see whichever version is mapped. A mount
- * has leases of its own on the parts, and keeps none on the tree.
+ * pointers, tensors and captured CUDA graphs keep them, and see whichever version is mapped. A
+ * mount has leases of its own on the parts, and keeps none on the tree.
  *
  * Calls that change what is mapped first wait on the CPU for all work of this process on the GPUs
- * that reach it, in their primary contexts; other contexts are the caller's to wait for. stream: one
- * of the caller's CUstreams, which is asked whether it is being captured (NULL: none). -EINVAL: one
- * is. -EBUSY: a section or a copy of one of the arrays is under way, or another change. If they fail
- * what was mapped is mapped still; where even that cannot be, the tree is unmapped, and cw_error()
- * says so. Any thread. They block. In a forked child: -EINVAL, and host memory stays as it was.
+ * that reach it, in their primary contexts; other contexts are the caller's to wait for. stream:
+ * one of the caller's CUstreams, which is asked whether it is being captured (NULL: none). -EINVAL:
+ * one is. -EBUSY: a section or a copy of one of the arrays is under way, or another change. If they
+ * fail what was mapped is mapped still; where even that cannot be, the tree is unmapped, and
+ * cw_error() says so. Any thread. They block. In a forked child: -EINVAL, and host memory stays as
+ * it was.
  *
  * While nothing is mapped, calls of this library on the arrays are -EINVAL. What reads there by its
  * own means gets a SIGSEGV, or error 700 on a GPU.
  */
 typedef struct cw_mount cw_mount;
 enum cw_mount_state { CW_MOUNT_MAPPED = 1, CW_MOUNT_UNMAPPED, CW_MOUNT_PARKED };
-/* Reserves addresses and maps all parts, read-only. The caller owns *out. -EINVAL (memory of another
- * library), -ENODEV, -EDQUOT, -ECONNRESET. */
+/* Reserves addresses and maps all parts, read-only. The caller owns *out. -EINVAL (memory of
+ * another library), -ENODEV, -EDQUOT, -ECONNRESET. */
 int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out);
 /* All of a part, as bytes: an array whose address stays, and whose memory is what is mapped. The
  * caller owns *out, and keeps the addresses by it. -EINVAL (parked). */

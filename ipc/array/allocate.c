@@ -15,7 +15,7 @@
 #include "ipc/memory/retry.h"
 #include "ipc/memory/slab_cache.h"
 
-#define ASKS_MAX 8u
+#define ASKS_MAX    8u
 #define APART_BYTES (1u << 16) /* smaller arrays never get a slab of their own */
 
 struct search { /* for room on a full GPU; zeros at first */
@@ -50,8 +50,8 @@ static int find_room(cw_client *client, struct cw_heap *heap, uint64_t size_byte
 
 int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
-    struct cw_allocation allocation = {
-        .apart = apart && size_bytes >= APART_BYTES && size_bytes >= heap->granule_bytes / 2};
+    struct cw_allocation allocation = {.apart = apart && size_bytes >= APART_BYTES &&
+                                                size_bytes >= heap->granule_bytes / 2};
     struct search search = {.asked = 0};
     for (;;) {
         int code = cw_heap_take(client, heap, size_bytes, &allocation, slab, block, gen, clean);

@@ -103,7 +103,7 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->origin_bytes = shape->origin_bytes;
     array->evict = NULL;
     array->fixed = NULL;
-    array->place = NULL;
+    array->location = NULL;
     array->mapping = mapping;
     uint8_t *base = mapping ? mapping->base : cw_slab_base(slab, false);
     array->bytes = base ? base + range->begin_bytes + offset_bytes : NULL; /* NULL: CW_UNMAPPED */
@@ -417,21 +417,21 @@ void cw_array_layout(const cw_array *array, cw_layout *out) {
 const char *cw_array_device(const cw_array *array) {
     if (!array)
         return NULL;
-    return array->place ? array->place->name : array->home_slab->device_name;
+    return array->location ? array->location->name : array->home_slab->device_name;
 }
 
 void cw_array_device_uuid(const cw_array *array, char uuid[CW_UUID_TEXT]) {
     if (uuid)
         *uuid = 0;
     if (array && uuid)
-        cw_uuid_text(array->place ? array->place->uuid : array->home_slab->device_uuid, uuid);
+        cw_uuid_text(array->location ? array->location->uuid : array->home_slab->device_uuid, uuid);
 }
 
 int cw_array_gpu(const cw_array *array) {
     if (!array)
         return cw_needs("an array");
-    if (array->place)
-        return array->place->gpu;
+    if (array->location)
+        return array->location->gpu;
     const struct cw_slab *slab = array->home_slab;
     return slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
 }

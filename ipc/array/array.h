@@ -15,7 +15,7 @@
 #include "shm/base/atomic.h"
 
 /* Where an array belongs whose slab changes. */
-struct cw_place {
+struct cw_location {
     int gpu; /* by this process's numbers; -1: host memory */
     char name[16];
     uint8_t uuid[CW_UUID_BYTES];
@@ -36,8 +36,8 @@ struct cw_fixed {
     cw_array *arrays;
     void (*end)(struct cw_fixed *fixed); /* without the lock: the last reference was given up */
     const struct cw_backend *backend;
-    struct cw_place place;
-    cw_array *held; /* the lease on the block, which is not mapped by it; NULL: parked */
+    struct cw_location location;
+    cw_array *held;            /* the lease on the block, which is not mapped by it; NULL: parked */
     struct cw_mapping mapping; /* the addresses, and what is known of the memory there */
     uint64_t memory;           /* that of the backend, which may be mapped there; 0: none */
     uint64_t begin_bytes, size_bytes; /* of the block, from the first address on */
@@ -61,11 +61,11 @@ struct cw_array {
     uint64_t origin_bytes;      /* of element 0, from the lowest byte */
     struct cw_evictable *evict; /* evict.h; NULL: it stays where it is. While its bytes are away
                                  * slab, home_slab, bytes and data are NULL */
-    struct cw_fixed *fixed; /* NULL: its memory is the same as long as it is open */
+    struct cw_fixed *fixed;     /* NULL: its memory is the same as long as it is open */
     cw_array *fixed_next;
-    const struct cw_place *place; /* of evict or fixed; NULL: where its slab lies */
-    struct cw_mapping cow;      /* CW_PRIVATE: where bytes lie; else base NULL */
-    uint64_t cow_begin_bytes;   /* in the slab */
+    const struct cw_location *location; /* of evict or fixed; NULL: where its slab lies */
+    struct cw_mapping cow;              /* CW_PRIVATE: where bytes lie; else base NULL */
+    uint64_t cow_begin_bytes;           /* in the slab */
     int64_t *shape, *strides;
     char *dtype;
     void *spill; /* where they lie if they do not fit below */

@@ -22,9 +22,9 @@ int cw_evict_admit(cw_array *array) {
     if (!made)
         return cw_fail(-EDQUOT, "no memory to keep track of an evictable array");
     made->array = array;
-    made->place.gpu = array->slab->device;
-    memcpy(made->place.name, array->slab->device_name, sizeof made->place.name);
-    memcpy(made->place.uuid, array->slab->device_uuid, sizeof made->place.uuid);
+    made->location.gpu = array->slab->device;
+    memcpy(made->location.name, array->slab->device_name, sizeof made->location.name);
+    memcpy(made->location.uuid, array->slab->device_uuid, sizeof made->location.uuid);
     pthread_mutex_lock(&client->lock);
     made->used = ++client->uses;
     made->next = client->evictables;
@@ -32,7 +32,7 @@ int cw_evict_admit(cw_array *array) {
         made->next->prev = made;
     client->evictables = made;
     array->evict = made;
-    array->place = &made->place;
+    array->location = &made->location;
     pthread_mutex_unlock(&client->lock);
     return 0;
 }
@@ -83,7 +83,8 @@ static bool may_leave(cw_client *client, const struct cw_evictable *it) {
 static struct cw_evictable *choose(cw_client *client, int device) {
     struct cw_evictable *found = NULL;
     for (struct cw_evictable *at = client->evictables; at; at = at->next)
-        if (at->place.gpu == device && (!found || at->used < found->used) && may_leave(client, at))
+        if (at->location.gpu == device && (!found || at->used < found->used) &&
+            may_leave(client, at))
             found = at;
     return found;
 }
@@ -181,7 +182,7 @@ static int take_block(cw_client *client, struct cw_evictable *it) {
     uint64_t gen;
     bool clean;
     cw_array *array = it->array;
-    int code = cw_heap_of(client, &cw_backend_cuda, it->place.gpu, &heap);
+    int code = cw_heap_of(client, &cw_backend_cuda, it->location.gpu, &heap);
     if (code == 0)
         code = cw_allocate(client, heap, array->size_bytes, false, &slab, &block, &gen, &clean);
     if (code)
@@ -226,8 +227,8 @@ static int pin_fixed(struct cw_fixed *fixed) {
         code = cw_fail(-EINVAL, "this process was forked while the tree was being exchanged: get "
                                 "the tree again");
     else if (fixed->state == CW_FIXED_EMPTY)
-        code = cw_fail(-EINVAL, "the tree is %s: %s it first",
-                       fixed->held ? "unmapped" : "parked", fixed->held ? "map" : "unpark");
+        code = cw_fail(-EINVAL, "the tree is %s: %s it first", fixed->held ? "unmapped" : "parked",
+                       fixed->held ? "map" : "unpark");
     else
         fixed->pins++;
     pthread_mutex_unlock(&client->lock);
@@ -347,7 +348,7 @@ bool cw_evict_end(cw_array *array) {
     drop_host(client, &it->host);
     pthread_mutex_unlock(&client->lock);
     array->evict = NULL;
-    array->place = NULL;
+    array->location = NULL;
     free(it);
     return here;
 }

@@ -57,7 +57,7 @@ struct cw_evictable {
     enum cw_evict_state state;
     uint32_t pins;
     uint64_t used; /* when it was used last, by client->uses */
-    struct cw_place place;
+    struct cw_location location;
     struct cw_evicted host; /* away: the bytes. Here: what they were copied from, until that has
                              * passed; no slab: none */
     struct cw_evictable *prev, *next; /* in client->evictables */

@@ -1,6 +1,6 @@
 /*
- * Fixed addresses in GPU memory: a reservation of the driver's, in which one slab after the other is
- * mapped, whole and read-only.
+ * Fixed addresses in GPU memory: a reservation of the driver's, in which one slab after the other
+ * is mapped, whole and read-only.
  *
  * Invariant: a reservation is as long as a slab, and one slab fills it or nothing is there; the
  * driver maps no part of an imported allocation. Which GPUs may use it does not change with the

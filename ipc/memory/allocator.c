@@ -457,8 +457,8 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         allocation->tries = ADOPT_TRIES;
     }
     while (allocation->tries++ < 2 * ADOPT_TRIES) {
-        int code = take_carved(client, heap, size_bytes, allocation->apart, slab, block, gen,
-                               clean);
+        int code =
+            take_carved(client, heap, size_bytes, allocation->apart, slab, block, gen, clean);
         if (code != -EAGAIN) {
             cw_slab_cache_settle(client, allocation->made); /* if what came back was taken */
             return code;

@@ -35,8 +35,9 @@ static int hold_memory(const struct cw_backend *backend, cw_array *held, int dev
     cw_client *client = held->client;
     int fd;
     if (held->slab->flags & CW_SLAB_FOREIGN)
-        return cw_fail(-EINVAL, "a part of the tree lies in memory of another library, which cannot "
-                                "be mapped at fixed addresses: put a copy");
+        return cw_fail(-EINVAL,
+                       "a part of the tree lies in memory of another library, which cannot "
+                       "be mapped at fixed addresses: put a copy");
     pthread_mutex_lock(&client->lock);
     int code = cw_slab_file(client, held->slab, &fd);
     pthread_mutex_unlock(&client->lock);
@@ -98,9 +99,9 @@ int cw_fixed_new(cw_client *client, cw_array *held, struct cw_fixed **out) {
         free(made);
         return code;
     }
-    made->place.gpu = slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
-    memcpy(made->place.name, slab->device_name, sizeof made->place.name);
-    memcpy(made->place.uuid, slab->device_uuid, sizeof made->place.uuid);
+    made->location.gpu = slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
+    memcpy(made->location.name, slab->device_name, sizeof made->location.name);
+    memcpy(made->location.uuid, slab->device_uuid, sizeof made->location.uuid);
     made->held = held;
     made->state = CW_FIXED_MAPPED;
     cw_client_ref(client);
@@ -118,13 +119,13 @@ int cw_fixed_array(struct cw_fixed *fixed, cw_array **out) {
     const cw_array *held = fixed->held;
     const struct cw_range range = {.begin_bytes = 0};
     cw_array *array;
-    int code = held ? cw_array_make(client, held->slab, held->block, held->gen, &range,
-                                    held->offset_bytes, fixed->size_bytes, &shape,
-                                    CW_READONLY | CW_UNMAPPED, &array)
-                    : cw_fail(-EINVAL, "the tree is parked: unpark it first");
+    int code =
+        held ? cw_array_make(client, held->slab, held->block, held->gen, &range, held->offset_bytes,
+                             fixed->size_bytes, &shape, CW_READONLY | CW_UNMAPPED, &array)
+             : cw_fail(-EINVAL, "the tree is parked: unpark it first");
     if (code == 0) {
         array->fixed = fixed;
-        array->place = &fixed->place;
+        array->location = &fixed->location;
         array->bytes = array->data = (uint8_t *)fixed->mapping.base + fixed->begin_bytes;
         array->fixed_next = fixed->arrays;
         fixed->arrays = array;
@@ -144,7 +145,7 @@ static int check_fit(const struct cw_fixed *fixed, const cw_array *held) {
     if (code)
         return code;
     if (slab->device_kind != fixed->backend->device_kind ||
-        memcmp(slab->device_uuid, fixed->place.uuid, sizeof fixed->place.uuid) != 0 ||
+        memcmp(slab->device_uuid, fixed->location.uuid, sizeof fixed->location.uuid) != 0 ||
         held->size_bytes != fixed->size_bytes)
         return cw_fail(-EBADE, "a part of the new version has another size, or lies on another "
                                "device");
@@ -164,12 +165,12 @@ static int check_fit(const struct cw_fixed *fixed, const cw_array *held) {
 int cw_fixed_prepare(const struct cw_fixed *fixed, struct cw_next *next) {
     const cw_array *now = fixed->held, *held = next->held;
     next->memory = 0;
-    next->same = now && now->slab == held->slab && now->block == held->block &&
-                 now->gen == held->gen;
+    next->same =
+        now && now->slab == held->slab && now->block == held->block && now->gen == held->gen;
     int code = next->same ? 0 : check_fit(fixed, held);
     if (code || next->same)
         return code;
-    int device = fixed->place.gpu < 0 ? 0 : fixed->place.gpu;
+    int device = fixed->location.gpu < 0 ? 0 : fixed->location.gpu;
     pthread_mutex_lock(&held->client->lock);
     code = cw_slab_locate(held->slab); /* sections on it ask where it lies */
     pthread_mutex_unlock(&held->client->lock);
@@ -185,7 +186,7 @@ void cw_next_drop(const struct cw_fixed *fixed, struct cw_next *next) {
 
 bool cw_fixed_is_apart(const struct cw_fixed *fixed) {
     uint64_t granule, cache;
-    int device = fixed->place.gpu < 0 ? 0 : fixed->place.gpu;
+    int device = fixed->location.gpu < 0 ? 0 : fixed->location.gpu;
     return fixed->begin_bytes == 0 &&
            fixed->backend->device_limits(device, &granule, &cache) == 0 &&
            fixed->mapping.size_bytes - fixed->size_bytes < granule;

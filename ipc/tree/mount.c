@@ -7,8 +7,8 @@
  *   mapped --park--> parked --unpark--> mapped         GPU memory's lease goes, a host copy stays
  *
  * Invariant: what may fail or wait is done first: leases on the new version, its memory, its form.
- * Then the parts are marked CHANGING, where nobody pins one, the GPUs are drained, and the memory is
- * exchanged part by part. If that fails, what was done is undone; if that fails, too, nothing is
+ * Then the parts are marked CHANGING, where nobody pins one, the GPUs are drained, and the memory
+ * is exchanged part by part. If that fails, what was done is undone; if that fails, too, nothing is
  * mapped any more, and the sentence says so. Leases change hands last, all at once.
  *
  * What becomes of it when somebody dies:
@@ -65,10 +65,11 @@ static int begin_change(cw_mount *mount, enum cw_mount_state *was) {
         pins += mount->parts[i]->pins;
     }
     if (code == 0 && pins)
-        code = cw_fail(-EBUSY, "the tree's arrays are in use (%u times): end the sections on them "
-                               "(`with array.reading()`) and the copies first",
+        code = cw_fail(-EBUSY,
+                       "the tree's arrays are in use (%u times): end the sections on them "
+                       "(`with array.reading()`) and the copies first",
                        pins);
-    *was = mount->parked                                                      ? CW_MOUNT_PARKED
+    *was = mount->parked                                                    ? CW_MOUNT_PARKED
            : mount->count == 0 || mount->parts[0]->state == CW_FIXED_MAPPED ? CW_MOUNT_MAPPED
                                                                             : CW_MOUNT_UNMAPPED;
     for (uint32_t i = 0; i < mount->count && code == 0; i++)
@@ -89,7 +90,7 @@ static void end_change(cw_mount *mount, enum cw_mount_state state) {
 static int drain(const cw_mount *mount, void *stream) {
     uint64_t gpus = 0;
     for (uint32_t i = 0; i < mount->count; i++)
-        if (mount->parts[i]->place.gpu >= 0 && !mount->parts[i]->mapping.empty)
+        if (mount->parts[i]->location.gpu >= 0 && !mount->parts[i]->mapping.empty)
             gpus |= mount->parts[i]->mapping.reachers;
     return cw_drain(mount->client, gpus, stream);
 }
@@ -220,9 +221,9 @@ int cw_mount_state(const cw_mount *mount) {
     if (!mount)
         return cw_needs("a mount");
     pthread_mutex_lock(&mount->client->lock);
-    int state = mount->parked                                                      ? CW_MOUNT_PARKED
+    int state = mount->parked                                                   ? CW_MOUNT_PARKED
                 : mount->count == 0 || mount->parts[0]->state != CW_FIXED_EMPTY ? CW_MOUNT_MAPPED
-                                                                                 : CW_MOUNT_UNMAPPED;
+                                                                                : CW_MOUNT_UNMAPPED;
     pthread_mutex_unlock(&mount->client->lock);
     return state;
 }
@@ -349,7 +350,7 @@ static int park_part(cw_mount *mount, uint32_t number) {
     mount->copies[number] = copy;
     const struct cw_copy_end to = cw_copy_end_of(copy, 0),
                              from = {.bytes = (uint8_t *)part->mapping.base + part->begin_bytes,
-                                     .gpu = part->place.gpu,
+                                     .gpu = part->location.gpu,
                                      .mapping = &part->mapping};
     return cw_copy_bytes(mount->client, &to, &from, part->size_bytes, NULL, false);
 }
@@ -372,7 +373,7 @@ int cw_mount_park(cw_mount *mount, void *stream) {
     else if (was == CW_MOUNT_MAPPED) {
         code = drain(mount, stream);
         for (uint32_t i = 0; i < mount->count && code == 0; i++)
-            if (mount->parts[i]->place.gpu >= 0)
+            if (mount->parts[i]->location.gpu >= 0)
                 code = park_part(mount, i);
         uint32_t i = 0;
         for (; i < mount->count && code == 0; i++)
@@ -405,7 +406,7 @@ static int refill(cw_mount *mount, uint32_t number) {
         return 0;
     }
     int code =
-        new_bytes(mount->client, part->place.name, part->size_bytes, CW_APART, &next->held);
+        new_bytes(mount->client, part->location.name, part->size_bytes, CW_APART, &next->held);
     if (code) {
         next->held = NULL;
         return code;

@@ -200,10 +200,10 @@ int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_
 }
 
 static int check_held(const cw_tree *tree) {
-    return tree->array ? 0
-                       : cw_fail(-ESTALE,
-                                 "this tree was parked and belongs to this process alone by now: "
-                                 "put its arrays as a new tree");
+    return tree->array
+               ? 0
+               : cw_fail(-ESTALE, "this tree was parked and belongs to this process alone by now: "
+                                  "put its arrays as a new tree");
 }
 
 int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,

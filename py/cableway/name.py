@@ -193,9 +193,7 @@ def _check_free(name: str, encoded: bytes) -> None:
 
 
 @overload
-def get(
-    name: str, timeout: float | None = 0, *, version: int, swappable: bool = False
-) -> Tree: ...
+def get(name: str, timeout: float | None = 0, *, version: int, swappable: bool = False) -> Tree: ...
 @overload
 def get(
     name: str, timeout: float | None = 0, *, swappable: Literal[True], version: int | None = None

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 from collections.abc import Iterator, Mapping
 from operator import index
 from threading import Lock
@@ -28,7 +27,6 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
-from cableway._core.deadlines import deadline, left_ns
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
@@ -36,12 +34,20 @@ from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.publish import ANY_VERSION, publish
-from cableway._tree.swapping import Described, Swapping, checked, described, mounted, new_cell
+from cableway._tree.swapping import (
+    Described,
+    Swapping,
+    checked,
+    described,
+    mounted,
+    new_cell,
+    wait_after,
+)
 from cableway._tree.table import Row, rows
 from cableway.array import Array
 from cableway.errors import Error, NameNotFound, Stale, Timeout, VersionChanged
 
-__all__ = ["Tree", "is_tree"]
+__all__ = ["Tree", "is_tree", "wait_after"]
 
 _KINDS = ("plain", "parameter", "buffer", "attribute")
 _parts: WeakSet[Lease] = WeakSet()  # on memory that nobody writes any more
@@ -55,9 +61,7 @@ class Tree(Swapping, Mapping[str, Array]):
     got with `swappable=True`.
     """
 
-    __slots__ = (
-        "_closed", "_described", "_leases", "_mount", "_name", "_next", "_run", "_table", "_turn",
-    )  # fmt: skip
+    __slots__ = ("_closed", "_leases")
 
     _closed: bool
     _leases: dict[int, Lease]  # on the parts that are mapped
@@ -441,16 +445,3 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
         check_again(lib.cw_tree_export, pointer, 0, handle)
         check_again(lib.cw_tree_open, connection.pointer, handle, int(version[0]), cell)
         return make(cell, name)
-
-
-def wait_after(name: str, after: int, timeout: float | None) -> None:
-    """Waits until the name means a version after that one; see `cableway.wait`."""
-    if not 0 <= index(after) < 1 << 64:
-        raise ValueError(f"a version is a number from 0 on, not {after}")
-    end = math.inf if timeout is None else deadline(timeout)
-    encoded = name.encode()
-    while True:
-        status = lib.cw_wait_after(client.current().pointer, encoded, after, left_ns(end))
-        if status != -errno.EINTR:
-            check(status)
-            return

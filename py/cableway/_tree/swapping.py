@@ -7,6 +7,8 @@ the call, and taken over by whoever looks first after it, so that no exception o
 
 from __future__ import annotations
 
+import errno
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +16,13 @@ from operator import index
 from typing import Any, NamedTuple
 
 from cableway import client
+from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import FixedLease, lease_again
 from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
 from cableway.errors import Error, NameNotFound, Timeout
 
-__all__ = ["Described", "Swapping", "checked", "described", "mounted", "new_cell"]
+__all__ = ["Described", "Swapping", "checked", "described", "mounted", "new_cell", "wait_after"]
 
 
 def checked(version: int) -> int:
@@ -65,7 +68,7 @@ def mounted(tree: Any) -> Any:
 class Swapping:
     """The part of `Tree` for trees that were got with `swappable=True`."""
 
-    __slots__ = ()
+    __slots__ = ("_described", "_mount", "_name", "_next", "_run", "_table", "_turn")
 
     _described: Described
     _mount: Any  # cw_mount *; None: it was not got so
@@ -190,8 +193,6 @@ class Swapping:
 
     def _later(self, timeout: float | None) -> int | None:
         """0 if there is a later version, None if not in time."""
-        from cableway.tree import wait_after
-
         if self._name is None:
             raise ValueError("this tree has no name under which there could be a newer one")
         again = client.current().instance != self._run  # a new broker counts from 1 on
@@ -243,9 +244,7 @@ class Swapping:
             try:
                 if self._name is None or connection.instance != self._run:
                     raise NameNotFound
-                check_again(
-                    lib.cw_tree_get, connection.pointer, self._name.encode(), version, cell
-                )
+                check_again(lib.cw_tree_get, connection.pointer, self._name.encode(), version, cell)
             except NameNotFound:
                 check_again(lib.cw_mount_unpark, mount, ffi.NULL)
                 return
@@ -255,3 +254,16 @@ class Swapping:
 
 def _pointer_of(stream: Any) -> Any:
     return ffi.cast("void *", stream_order.stream_number(stream))
+
+
+def wait_after(name: str, after: int, timeout: float | None) -> None:
+    """Waits until the name means a version after that one; see `cableway.wait`."""
+    if not 0 <= index(after) < 1 << 64:
+        raise ValueError(f"a version is a number from 0 on, not {after}")
+    end = math.inf if timeout is None else deadline(timeout)
+    encoded = name.encode()
+    while True:
+        status = lib.cw_wait_after(client.current().pointer, encoded, after, left_ns(end))
+        if status != -errno.EINTR:
+            check(status)
+            return

@@ -202,7 +202,9 @@ assert (again["w"].to("cpu").numpy() == 7).all()
 
 
 @on_double
-@pytest.mark.parametrize("step", ["cuMemUnmap@1", "cuMemMap@1", "cuMemSetAccess@1", "cuMemImportFromShareableHandle@1"])
+@pytest.mark.parametrize(
+    "step", ["cuMemUnmap@1", "cuMemMap@1", "cuMemSetAccess@1", "cuMemImportFromShareableHandle@1"]
+)
 def test_a_failure_in_the_midst_leaves_the_old_version(program, step):
     program(
         STATE
@@ -269,7 +271,9 @@ assert tree.swap() and holds(tree, 2)
 
 
 @on_double
-@pytest.mark.parametrize("step", ["cuMemUnmap@1", "cuMemMap@1", "cuMemSetAccess@1", "cuCtxSynchronize@1"])
+@pytest.mark.parametrize(
+    "step", ["cuMemUnmap@1", "cuMemMap@1", "cuMemSetAccess@1", "cuCtxSynchronize@1"]
+)
 def test_a_swapper_killed_in_the_midst_harms_nobody(program, step):
     program(
         f"STATE = {STATE!r}\nexec(STATE)\n"

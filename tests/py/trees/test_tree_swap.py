@@ -98,7 +98,8 @@ def test_a_swap_waits_for_a_later_version():
 
 
 @pytest.mark.parametrize(
-    "other", [{"w": np.ones(SIZE, "f8")}, {"v": np.ones(SIZE, "f4")}, {"w": np.ones(SIZE // 2, "f4")}]
+    "other",
+    [{"w": np.ones(SIZE, "f8")}, {"v": np.ones(SIZE, "f4")}, {"w": np.ones(SIZE // 2, "f4")}],
 )
 def test_another_layout_is_refused_and_the_old_version_stays(other):
     cw.put("m", {"w": np.ones(SIZE, "f4")})

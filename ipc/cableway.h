@@ -182,7 +182,13 @@ enum cw_array_flags {
      * cw_array_prefault() has it. Who has the bytes in one piece leaves it out, and copies them by
      * cw_array_write(), which takes half the time.
      */
-    CW_FILLED = 256
+    CW_FILLED = 256,
+    /*
+     * cw_array_new: in memory of its own, from 64 KiB on (on a GPU from 1 MiB on; smaller ones lie
+     * as without it), so that a tree's part can follow another one of the same size at its
+     * addresses: cw_mount_swap().
+     */
+    CW_APART = 2048
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -500,6 +506,55 @@ int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array
 /* A handle on the tree for another process, as cw_array_export(); and who opens it. */
 int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out);
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out);
+/* The same tree without a lease: its leaves and metadata can be looked at, and nothing is held.
+ * Handles, names and parts of it are -ESTALE. The caller owns *out. */
+int cw_tree_describe(const cw_tree *tree, cw_tree **out);
+
+/*
+ * A tree's parts at addresses of this process that stay the same while the memory there changes:
+ * pointers, tensors and captured CUDA graphs keep them, and see whichever version is mapped. A
+ * mount has leases of its own on the parts, and keeps none on the tree.
+ *
+ * Calls that change what is mapped first wait on the CPU for all work of this process on the GPUs
+ * that reach it, in their primary contexts; other contexts are the caller's to wait for. stream:
+ * one of the caller's CUstreams, which is asked whether it is being captured (NULL: none). -EINVAL:
+ * one is. -EBUSY: a section or a copy of one of the arrays is under way, or another change. If they
+ * fail what was mapped is mapped still; where even that cannot be, the tree is unmapped, and
+ * cw_error() says so. Any thread. They block. In a forked child: -EINVAL, and host memory stays as
+ * it was.
+ *
+ * While nothing is mapped, calls of this library on the arrays are -EINVAL. What reads there by its
+ * own means gets a SIGSEGV, or error 700 on a GPU.
+ */
+typedef struct cw_mount cw_mount;
+enum cw_mount_state { CW_MOUNT_MAPPED = 1, CW_MOUNT_UNMAPPED, CW_MOUNT_PARKED };
+/* Reserves addresses and maps all parts, read-only. The caller owns *out. -EINVAL (memory of
+ * another library), -ENODEV, -EDQUOT, -ECONNRESET. */
+int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out);
+/* All of a part, as bytes: an array whose address stays, and whose memory is what is mapped. The
+ * caller owns *out, and keeps the addresses by it. -EINVAL (parked). */
+int cw_mount_part(const cw_mount *mount, uint32_t part, cw_array **out);
+/* Takes the memory out of this process; the leases stay. Twice is once. */
+int cw_mount_unmap(cw_mount *mount, void *stream);
+/* Maps it again. Needs no broker. */
+int cw_mount_map(cw_mount *mount);
+/* Maps another version of the same layout in place of what is, or was, mapped, whose leases end.
+ * -EBADE: paths, dtypes, shapes or places differ, or a part lies otherwise in its memory, so that
+ * addresses would change. -ECONNRESET: the tree, or the mount, is of a broker that has ended. */
+int cw_mount_swap(cw_mount *mount, const cw_tree *tree, void *stream);
+/*
+ * Copies what lies on GPUs to host memory and ends the leases on it: the GPU memory is free when
+ * nobody else has it. -EINVAL: a part shares memory with others; -EDQUOT: no host memory.
+ * unpark: tree, if the version lives still: it is mapped again. NULL: new GPU memory is filled with
+ * the copy, of this process alone.
+ */
+int cw_mount_park(cw_mount *mount, void *stream);
+int cw_mount_unpark(cw_mount *mount, const cw_tree *tree);
+/* Which version is mapped, and enum cw_mount_state. */
+uint64_t cw_mount_version(const cw_mount *mount);
+int cw_mount_state(const cw_mount *mount);
+/* Arrays that were opened of it stay, with what is mapped. NULL is allowed. */
+void cw_mount_close(cw_mount *mount);
 /* The XXH3 of bytes of an array, wherever it lies, as the leaves' hashes are. From its lowest byte
  * on. -EINVAL beyond its end, and as cw_array_read(). Blocks until all is read. */
 int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,

@@ -15,7 +15,9 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "shm/names": ("shm/base",),
     "shm/tasks": ("shm/base",),
     "ipc": (*SHM, "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order", "ipc/array"),
-    "ipc/tree": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array"),
+    "ipc/tree": (
+        *SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/array", "ipc/order/context_failure.h", "ipc/order/drain.h",
+    ),
     "ipc/load": (
         *SHM, "ipc", "ipc/base", "ipc/memory", "ipc/request", "ipc/cuda", "ipc/array", "ipc/tree",
     ),

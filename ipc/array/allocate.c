@@ -15,7 +15,8 @@
 #include "ipc/memory/retry.h"
 #include "ipc/memory/slab_cache.h"
 
-#define ASKS_MAX 8u
+#define ASKS_MAX    8u
+#define APART_BYTES (1u << 16) /* smaller arrays never get a slab of their own */
 
 struct search { /* for room on a full GPU; zeros at first */
     uint32_t asked;
@@ -47,9 +48,10 @@ static int find_room(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     return found ? found : cw_retry_failed(heap, search->until_ns, sentence);
 }
 
-int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, struct cw_slab **slab,
-                uint32_t *block, uint64_t *gen, bool *clean) {
-    struct cw_allocation allocation = {.tries = 0};
+int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+                struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    struct cw_allocation allocation = {.apart = apart && size_bytes >= APART_BYTES &&
+                                                size_bytes >= heap->granule_bytes / 2};
     struct search search = {.asked = 0};
     for (;;) {
         int code = cw_heap_take(client, heap, size_bytes, &allocation, slab, block, gen, clean);

@@ -22,9 +22,10 @@
 struct cw_heap;
 struct cw_slab;
 
-/* Carves a block and holds it. *clean: it reads as zeros. -EDQUOT, -EINTR, -ECONNRESET, or why an
+/* Carves a block and holds it. apart: in a slab of its own, if it is not small (CW_APART). *clean:
+ * it reads as zeros. -EDQUOT, -EINTR, -ECONNRESET, or why an
  * array that was to leave could not. Without client->lock. */
-int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, struct cw_slab **slab,
-                uint32_t *block, uint64_t *gen, bool *clean);
+int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+                struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
 
 #endif

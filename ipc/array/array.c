@@ -102,6 +102,8 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->cow = (struct cw_mapping){.base = NULL};
     array->origin_bytes = shape->origin_bytes;
     array->evict = NULL;
+    array->fixed = NULL;
+    array->location = NULL;
     array->mapping = mapping;
     uint8_t *base = mapping ? mapping->base : cw_slab_base(slab, false);
     array->bytes = base ? base + range->begin_bytes + offset_bytes : NULL; /* NULL: CW_UNMAPPED */
@@ -160,7 +162,7 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     struct cw_slab *slab;
     struct cw_range range = {.begin_bytes = 0};
     struct cw_mapping cow = {.base = NULL};
-    int code = cw_slab_get_for(client, slab_id, flags & CW_READONLY, &slab);
+    int code = cw_slab_get_for(client, slab_id, flags, &slab);
     if (code)
         return code;
     if (block >= slab->capacity)
@@ -266,10 +268,10 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     struct cw_shape shape;
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED))
+    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED | CW_APART))
         return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE and "
-                       "CW_FILLED",
+                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE, CW_FILLED "
+                       "and CW_APART",
                        flags);
     int code = cw_client_usable(client);
     if (code == 0)
@@ -294,7 +296,8 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     cw_array *array;
     code = cw_heap_of(client, backend, ordinal, &heap);
     if (code == 0)
-        code = cw_allocate(client, heap, shape.span_bytes, &slab, &block, &gen, &clean);
+        code = cw_allocate(client, heap, shape.span_bytes, flags & CW_APART, &slab, &block, &gen,
+                           &clean);
     if (code)
         return cw_context_failure_serve(code);
     code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
@@ -312,11 +315,6 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     else
         *out = array;
     return code;
-}
-
-void cw_array_prefault(cw_array *array) {
-    if (array && cw_fresh_take(array))
-        cw_fresh_prefault(array->bytes, array->size_bytes);
 }
 
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
@@ -364,7 +362,8 @@ void cw_array_close(cw_array *array) {
     if (!array)
         return;
     cw_client *client = array->client, *home = array->home;
-    bool has_lease = !array->evict || cw_evict_end(array);
+    struct cw_fixed *fixed = array->fixed;
+    bool has_lease = fixed ? !cw_fixed_leave(array) : !array->evict || cw_evict_end(array);
     cw_cow_give(client, array->slab, array->cow_begin_bytes, &array->cow);
     pthread_mutex_lock(&client->lock);
     if (array->mapping)
@@ -376,6 +375,7 @@ void cw_array_close(cw_array *array) {
         cw_lease_release(client, array->slab, array->block, array->gen);
     recycle(client, array);
     pthread_mutex_unlock(&client->lock);
+    cw_fixed_release(fixed);
     if (home != client)
         cw_client_unref(home);
     cw_client_unref(client);
@@ -417,22 +417,21 @@ void cw_array_layout(const cw_array *array, cw_layout *out) {
 const char *cw_array_device(const cw_array *array) {
     if (!array)
         return NULL;
-    return array->evict ? array->evict->device_name : array->home_slab->device_name;
+    return array->location ? array->location->name : array->home_slab->device_name;
 }
 
 void cw_array_device_uuid(const cw_array *array, char uuid[CW_UUID_TEXT]) {
     if (uuid)
         *uuid = 0;
     if (array && uuid)
-        cw_uuid_text(array->evict ? array->evict->device_uuid : array->home_slab->device_uuid,
-                     uuid);
+        cw_uuid_text(array->location ? array->location->uuid : array->home_slab->device_uuid, uuid);
 }
 
 int cw_array_gpu(const cw_array *array) {
     if (!array)
         return cw_needs("an array");
-    if (array->evict)
-        return array->evict->device;
+    if (array->location)
+        return array->location->gpu;
     const struct cw_slab *slab = array->home_slab;
     return slab->device_kind == CW_DEVICE_CUDA ? slab->device : -1;
 }
@@ -459,6 +458,8 @@ int cw_array_renew(cw_array *array, cw_client *client) {
         return cw_fail(-EINVAL,
                        "an evictable array cannot be used in a forked child: start processes with "
                        "\"spawn\", or give them arrays that are not evictable");
+    if (array->fixed && !array->slab)
+        return cw_fail(-ESTALE, "the tree was parked when this process was forked");
     if (old->instance != client->instance)
         return cw_fail(-ESTALE, "the array belongs to a broker that has ended: put it again");
     struct cw_slab *slab;

@@ -7,11 +7,41 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "ipc/base/device.h"
 #include "ipc/base/layout.h"
 #include "ipc/cableway.h"
 #include "ipc/memory/mapping.h"
 #include "ipc/memory/slab.h"
 #include "shm/base/atomic.h"
+
+/* Where an array belongs whose slab changes. */
+struct cw_location {
+    int gpu; /* by this process's numbers; -1: host memory */
+    char name[16];
+    uint8_t uuid[CW_UUID_BYTES];
+};
+
+/*
+ * Addresses of this process that stay while the memory behind them changes (ipc/tree/fixed.h). Its
+ * arrays have no lease of their own: it has one for all of them, and one slab, block and generation
+ * that are theirs.
+ *
+ * Owner: client->lock, and client->moved for who waits for a change to end. A pin keeps the memory
+ * as it is: a call under way, an open section.
+ */
+struct cw_fixed {
+    cw_client *client; /* one reference */
+    enum cw_fixed_state { CW_FIXED_EMPTY, CW_FIXED_MAPPED, CW_FIXED_CHANGING } state;
+    uint32_t references, pins;
+    cw_array *arrays;
+    void (*end)(struct cw_fixed *fixed); /* without the lock: the last reference was given up */
+    const struct cw_backend *backend;
+    struct cw_location location;
+    cw_array *held;            /* the lease on the block, which is not mapped by it; NULL: parked */
+    struct cw_mapping mapping; /* the addresses, and what is known of the memory there */
+    uint64_t memory;           /* that of the backend, which may be mapped there; 0: none */
+    uint64_t begin_bytes, size_bytes; /* of the block, from the first address on */
+};
 
 struct cw_array {
     cw_client *client;    /* whose lease it is; one reference */
@@ -31,8 +61,11 @@ struct cw_array {
     uint64_t origin_bytes;      /* of element 0, from the lowest byte */
     struct cw_evictable *evict; /* evict.h; NULL: it stays where it is. While its bytes are away
                                  * slab, home_slab, bytes and data are NULL */
-    struct cw_mapping cow;      /* CW_PRIVATE: where bytes lie; else base NULL */
-    uint64_t cow_begin_bytes;   /* in the slab */
+    struct cw_fixed *fixed;     /* NULL: its memory is the same as long as it is open */
+    cw_array *fixed_next;
+    const struct cw_location *location; /* of evict or fixed; NULL: where its slab lies */
+    struct cw_mapping cow;              /* CW_PRIVATE: where bytes lie; else base NULL */
+    uint64_t cow_begin_bytes;           /* in the slab */
     int64_t *shape, *strides;
     char *dtype;
     void *spill; /* where they lie if they do not fit below */
@@ -57,6 +90,12 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
                     uint32_t flags, cw_array **out);
 /* 0, or -EINVAL when the array is not this process's: NULL, or it came over a fork. */
 int cw_array_ours(const cw_array *array);
+/* It leaves its addresses, if it has such. True: it has no lease of its own. */
+bool cw_fixed_leave(cw_array *array);
+/* One reference less. */
+void cw_fixed_release(struct cw_fixed *fixed);
+/* Of a GPU's memory: the mapping in which it lies. */
+struct cw_mapping *cw_array_gpu_mapping(cw_array *array);
 /* The same for who asks the broker about it: -ECONNRESET when that is gone. */
 int cw_array_usable(const cw_array *array);
 

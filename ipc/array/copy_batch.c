@@ -183,7 +183,8 @@ static bool list(struct batch *b, const cw_pair *pair) {
     if (to->device != from->device && (cw_route_wish(&wish) != 0 || wish != CW_WISH_NONE))
         return false;
     if (to->device_kind != CW_DEVICE_CUDA || from->device_kind != CW_DEVICE_CUDA ||
-        cw_cuda_admit(b->gpu, &to->rw) != 0 || cw_cuda_admit(b->gpu, &from->rw) != 0)
+        cw_cuda_admit(b->gpu, cw_array_gpu_mapping(pair->target)) != 0 ||
+        cw_cuda_admit(b->gpu, cw_array_gpu_mapping(pair->source)) != 0)
         return false;
     b->to[b->listed] = (CUdeviceptr)(uintptr_t)pair->target->bytes + pair->target_bytes;
     b->from[b->listed] = (CUdeviceptr)(uintptr_t)pair->source->bytes + pair->source_bytes;

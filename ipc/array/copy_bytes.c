@@ -26,7 +26,7 @@ struct cw_copy_end cw_copy_end_of(cw_array *array, uint64_t offset_bytes) {
     bool on_gpu = slab->device_kind == CW_DEVICE_CUDA;
     return (struct cw_copy_end){.bytes = array->bytes + offset_bytes,
                                 .gpu = on_gpu ? slab->device : -1,
-                                .mapping = on_gpu ? &slab->rw : array->mapping,
+                                .mapping = on_gpu ? cw_array_gpu_mapping(array) : array->mapping,
                                 .array = array,
                                 .offset_bytes = offset_bytes};
 }

@@ -22,9 +22,9 @@ int cw_evict_admit(cw_array *array) {
     if (!made)
         return cw_fail(-EDQUOT, "no memory to keep track of an evictable array");
     made->array = array;
-    made->device = array->slab->device;
-    memcpy(made->device_name, array->slab->device_name, sizeof made->device_name);
-    memcpy(made->device_uuid, array->slab->device_uuid, sizeof made->device_uuid);
+    made->location.gpu = array->slab->device;
+    memcpy(made->location.name, array->slab->device_name, sizeof made->location.name);
+    memcpy(made->location.uuid, array->slab->device_uuid, sizeof made->location.uuid);
     pthread_mutex_lock(&client->lock);
     made->used = ++client->uses;
     made->next = client->evictables;
@@ -32,6 +32,7 @@ int cw_evict_admit(cw_array *array) {
         made->next->prev = made;
     client->evictables = made;
     array->evict = made;
+    array->location = &made->location;
     pthread_mutex_unlock(&client->lock);
     return 0;
 }
@@ -82,7 +83,8 @@ static bool may_leave(cw_client *client, const struct cw_evictable *it) {
 static struct cw_evictable *choose(cw_client *client, int device) {
     struct cw_evictable *found = NULL;
     for (struct cw_evictable *at = client->evictables; at; at = at->next)
-        if (at->device == device && (!found || at->used < found->used) && may_leave(client, at))
+        if (at->location.gpu == device && (!found || at->used < found->used) &&
+            may_leave(client, at))
             found = at;
     return found;
 }
@@ -180,9 +182,9 @@ static int take_block(cw_client *client, struct cw_evictable *it) {
     uint64_t gen;
     bool clean;
     cw_array *array = it->array;
-    int code = cw_heap_of(client, &cw_backend_cuda, it->device, &heap);
+    int code = cw_heap_of(client, &cw_backend_cuda, it->location.gpu, &heap);
     if (code == 0)
-        code = cw_allocate(client, heap, array->size_bytes, &slab, &block, &gen, &clean);
+        code = cw_allocate(client, heap, array->size_bytes, false, &slab, &block, &gen, &clean);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);
@@ -213,7 +215,65 @@ static int bring_back(cw_client *client, struct cw_evictable *it) {
     return code;
 }
 
+/* ---- fixed addresses ---- */
+
+static int pin_fixed(struct cw_fixed *fixed) {
+    cw_client *client = fixed->client;
+    int code = 0;
+    pthread_mutex_lock(&client->lock);
+    while (fixed->state == CW_FIXED_CHANGING && !cw_client_forked(client))
+        pthread_cond_wait(&client->moved, &client->lock);
+    if (fixed->state == CW_FIXED_CHANGING) /* a copy, made while another thread was at it */
+        code = cw_fail(-EINVAL, "this process was forked while the tree was being exchanged: get "
+                                "the tree again");
+    else if (fixed->state == CW_FIXED_EMPTY)
+        code = cw_fail(-EINVAL, "the tree is %s: %s it first", fixed->held ? "unmapped" : "parked",
+                       fixed->held ? "map" : "unpark");
+    else
+        fixed->pins++;
+    pthread_mutex_unlock(&client->lock);
+    return code;
+}
+
+static void unpin_fixed(struct cw_fixed *fixed) {
+    cw_client *client = fixed->client;
+    pthread_mutex_lock(&client->lock);
+    fixed->pins -= fixed->pins > 0; /* 0: once more than it was pinned */
+    pthread_mutex_unlock(&client->lock);
+}
+
+bool cw_fixed_leave(cw_array *array) {
+    struct cw_fixed *fixed = array->fixed;
+    if (!fixed)
+        return false;
+    pthread_mutex_lock(&fixed->client->lock);
+    cw_array **at = &fixed->arrays;
+    while (*at != array)
+        at = &(*at)->fixed_next;
+    *at = array->fixed_next;
+    pthread_mutex_unlock(&fixed->client->lock);
+    return array->client == fixed->client; /* else it was renewed in a child, with a lease */
+}
+
+void cw_fixed_release(struct cw_fixed *fixed) {
+    if (!fixed)
+        return;
+    pthread_mutex_lock(&fixed->client->lock);
+    bool last = --fixed->references == 0;
+    pthread_mutex_unlock(&fixed->client->lock);
+    if (last)
+        fixed->end(fixed);
+}
+
+struct cw_mapping *cw_array_gpu_mapping(cw_array *array) {
+    return array->fixed ? &array->fixed->mapping : &array->home_slab->rw;
+}
+
+/* ---- calls under way ---- */
+
 int cw_array_pin(cw_array *array) {
+    if (array && array->fixed)
+        return pin_fixed(array->fixed);
     if (!array || !array->evict)
         return array ? 0 : cw_fail(-EINVAL, "an array is needed, NULL was given");
     cw_client *client = array->client;
@@ -239,6 +299,8 @@ int cw_array_pin(cw_array *array) {
 void cw_array_unpin(cw_array *array) {
     if (!array)
         return;
+    if (array->fixed)
+        unpin_fixed(array->fixed);
     struct cw_evictable *it = array->evict;
     cw_client *client = array->client;
     if (!it || cw_client_forked(client))
@@ -286,6 +348,7 @@ bool cw_evict_end(cw_array *array) {
     drop_host(client, &it->host);
     pthread_mutex_unlock(&client->lock);
     array->evict = NULL;
+    array->location = NULL;
     free(it);
     return here;
 }

@@ -36,7 +36,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "ipc/base/device.h"
+#include "ipc/array/array.h"
 #include "ipc/cableway.h"
 
 struct cw_heap;
@@ -57,9 +57,7 @@ struct cw_evictable {
     enum cw_evict_state state;
     uint32_t pins;
     uint64_t used; /* when it was used last, by client->uses */
-    int device;    /* where it belongs */
-    char device_name[16];
-    uint8_t device_uuid[CW_UUID_BYTES];
+    struct cw_location location;
     struct cw_evicted host; /* away: the bytes. Here: what they were copied from, until that has
                              * passed; no slab: none */
     struct cw_evictable *prev, *next; /* in client->evictables */

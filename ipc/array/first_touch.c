@@ -173,3 +173,8 @@ void cw_fresh_write(cw_array *target, uint64_t target_bytes, const void *source,
     if (work.fd >= 0)
         close(work.fd);
 }
+
+void cw_array_prefault(cw_array *array) {
+    if (array && cw_fresh_take(array))
+        cw_fresh_prefault(array->bytes, array->size_bytes);
+}

@@ -190,15 +190,10 @@ static int map_handle(const struct cw_gpu *gpu, CUmemGenericAllocationHandle han
     return 0;
 }
 
-static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_flags, int readonly,
-                         struct cw_mapping *out) {
-    struct cw_gpu *gpu;
+int cw_cuda_import_slab(const struct cw_gpu *gpu, int fd, uint64_t size_bytes,
+                        CUmemGenericAllocationHandle *out) {
     CUmemGenericAllocationHandle handle;
-    int code = cw_gpu_get(device, &gpu);
-    if (code == 0 && slab_flags & CW_SLAB_FOREIGN)
-        return cw_import_map(gpu, fd, size_bytes, out);
-    if (code)
-        return code;
+    int device = gpu->ordinal;
     if (size_bytes % gpu->granule_bytes)
         return cw_fail(-EPROTO, "a slab of %llu bytes on cuda:%d: they are multiples of %llu",
                        (unsigned long long)size_bytes, device,
@@ -208,9 +203,26 @@ static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_
     if (result != CUDA_SUCCESS)
         return cw_cuda_error(gpu->cuda, result,
                              "the descriptor of a slab on cuda:%d is none of GPU memory", device);
-    code = check_location(gpu, handle);
+    int code = check_location(gpu, handle);
+    if (code)
+        gpu->cuda->cuMemRelease(handle);
+    else
+        *out = handle;
+    return code;
+}
+
+static int cuda_slab_map(int device, int fd, uint64_t size_bytes, uint32_t slab_flags, int readonly,
+                         struct cw_mapping *out) {
+    struct cw_gpu *gpu;
+    CUmemGenericAllocationHandle handle;
+    int code = cw_gpu_get(device, &gpu);
+    if (code == 0 && slab_flags & CW_SLAB_FOREIGN)
+        return cw_import_map(gpu, fd, size_bytes, out);
     if (code == 0)
-        code = map_handle(gpu, handle, size_bytes, readonly, out);
+        code = cw_cuda_import_slab(gpu, fd, size_bytes, &handle);
+    if (code)
+        return code;
+    code = map_handle(gpu, handle, size_bytes, readonly, out);
     gpu->cuda->cuMemRelease(handle); /* the mapping keeps it now */
     return code;
 }
@@ -237,15 +249,14 @@ static int cuda_slab_raise(struct cw_mapping *mapping) {
 
 /* ---- the end of mappings ---- */
 
-/* Waits for all that this process does on the GPUs that may use the mapping: the user's kernels
- * that were launched on an array and outlive its last view. Ends by itself: streams wait only for
- * what was submitted. False while a stream is being captured. */
-static bool quiesce(const struct cw_mapping *mapping) {
+/* The user's kernels that were launched on an array outlive its last view. Ends by itself: streams
+ * wait only for what was submitted. */
+bool cw_cuda_drain(uint64_t gpus) {
     for (int i = 0; i < CW_GPUS_MAX; i++) {
         const struct cw_gpu *peek;
         unsigned flags;
         int active = 0;
-        if (!(mapping->reachers >> i & 1) || cw_gpu_peek(i, &peek) != 0 ||
+        if (!(gpus >> i & 1) || cw_gpu_peek(i, &peek) != 0 ||
             peek->cuda->cuDevicePrimaryCtxGetState(peek->device, &flags, &active) != CUDA_SUCCESS ||
             !active)
             continue;
@@ -264,7 +275,7 @@ static bool end_mapping(const struct cw_cuda *cuda, const struct cw_mapping *map
     struct cw_gpu *gpu;
     if (mapping->imported == CW_IMPORT_OWN)
         return true; /* its owner's own memory */
-    if (!quiesce(mapping))
+    if (!cw_cuda_drain(mapping->reachers))
         return false;
     if (mapping->imported) {
         if (cw_gpu_get(mapping->device, &gpu) == 0)
@@ -476,6 +487,12 @@ const struct cw_backend cw_backend_cuda = {
     .slab_map = cuda_slab_map,
     .slab_raise = cuda_slab_raise,
     .slab_unmap = cuda_slab_unmap,
+    .fixed_reserve = cw_cuda_fixed_reserve,
+    .fixed_give_back = cw_cuda_fixed_give_back,
+    .fixed_hold = cw_cuda_fixed_hold,
+    .fixed_drop = cw_cuda_fixed_drop,
+    .fixed_map = cw_cuda_fixed_map,
+    .fixed_unmap = cw_cuda_fixed_unmap,
     .copy_in = cuda_copy_in,
     .copy_out = cuda_copy_out,
     .zero = cuda_zero,

@@ -190,7 +190,7 @@ static int add_part(cw_load *load, uint64_t size_bytes) {
     if (!parts)
         return cw_fail(-EDQUOT, "no memory to load %.300s", load->checkpoint->path);
     load->parts = parts;
-    int code = cw_array_new(load->client, load->device ? load->device : "cpu", &layout, 0,
+    int code = cw_array_new(load->client, load->device ? load->device : "cpu", &layout, CW_APART,
                             &parts[load->part_count]);
     load->part_count += code == 0;
     return code;

@@ -283,15 +283,37 @@ static struct cw_extent *find_room(cw_client *client, struct cw_heap *heap, uint
     return NULL;
 }
 
+/* The same in an empty slab that is as long as the array, in whole granules. */
+static struct cw_extent *find_apart(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                                    uint32_t *number) {
+    uint64_t slab_bytes = cw_slab_granules(heap, size_bytes);
+    uint64_t length = (size_bytes + CW_CARVE_UNIT - 1) / CW_CARVE_UNIT * CW_CARVE_UNIT;
+    for (struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next) {
+        if (slab->heap != heap || !slab->carved || slab->flags & CW_SLAB_FOREIGN ||
+            slab->size_bytes != slab_bytes || slab->arena.free_bytes != slab->arena.size_bytes ||
+            (slab->blocks_free == 0 && slab->blocks_used == slab->capacity))
+            continue;
+        *number = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
+        cw_lease_hold_new(client, slab, *number);
+        struct cw_extent *extent =
+            cw_table_keep(slab->table) ? cw_arena_claim(&slab->arena, 0, length) : NULL;
+        if (extent)
+            return extent;
+        cw_lease_unhold_new(client, slab, *number); /* withdrawn: forgotten when next told */
+    }
+    return NULL;
+}
+
 /* Carves from what we own. NULL slab: no room. */
-static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
                   struct cw_slab **out, uint32_t *block, uint64_t *gen, bool *clean) {
     uint64_t align = size_bytes >= CW_LARGE_BYTES ? CW_LARGE_ALIGN_BYTES : CW_CARVE_UNIT;
     uint32_t number;
     if (align < heap->backend->align_bytes)
         align = heap->backend->align_bytes;
     *out = NULL;
-    struct cw_extent *extent = find_room(client, heap, size_bytes, align, &number);
+    struct cw_extent *extent = apart ? find_apart(client, heap, size_bytes, &number)
+                                     : find_room(client, heap, size_bytes, align, &number);
     if (!extent)
         return;
     struct cw_slab *slab = extent->arena->user;
@@ -381,18 +403,18 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
-int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
-                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+static int take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+                     struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     *slab = NULL;
     pthread_mutex_lock(&client->lock);
     cw_slab_cache_forget_if_told(client);
     if (client->leases.free_count) {
         heap->retains = true; /* what comes back now is about to be used */
         cw_heap_collect(client, false);
-        carve(client, heap, size_bytes, slab, block, gen, clean);
+        carve(client, heap, size_bytes, apart, slab, block, gen, clean);
         if (!*slab) {
             cw_heap_collect(client, true);
-            carve(client, heap, size_bytes, slab, block, gen, clean);
+            carve(client, heap, size_bytes, apart, slab, block, gen, clean);
         }
         heap->retains = false;
         if (*slab)
@@ -402,16 +424,21 @@ int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byt
     return *slab ? 0 : -EAGAIN;
 }
 
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
+    return take_here(client, heap, size_bytes, false, slab, block, gen, clean);
+}
+
 /* The same for who may ask the broker: for room for a lease, and for what tells that streams have
  * passed. */
-static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
                        struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     for (;;) {
         pthread_mutex_lock(&client->lock);
         int code = cw_leases_room(client, 1);
         pthread_mutex_unlock(&client->lock);
         if (code == 0)
-            code = cw_heap_take_here(client, heap, size_bytes, slab, block, gen, clean);
+            code = take_here(client, heap, size_bytes, apart, slab, block, gen, clean);
         if (code != -EAGAIN)
             return code;
         pthread_mutex_lock(&client->lock);
@@ -430,12 +457,13 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
         allocation->tries = ADOPT_TRIES;
     }
     while (allocation->tries++ < 2 * ADOPT_TRIES) {
-        int code = take_carved(client, heap, size_bytes, slab, block, gen, clean);
+        int code =
+            take_carved(client, heap, size_bytes, allocation->apart, slab, block, gen, clean);
         if (code != -EAGAIN) {
             cw_slab_cache_settle(client, allocation->made); /* if what came back was taken */
             return code;
         }
-        if (!allocation->adopted) {
+        if (!allocation->adopted && !allocation->apart) {
             code = allocation->tries <= ADOPT_TRIES ? cw_heap_adopt(client, heap, size_bytes)
                                                     : -ENOENT;
             if (code && code != -ENOENT)
@@ -444,7 +472,10 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
             if (code == 0)
                 continue;
         }
-        code = make_slab(client, heap, size_bytes, &allocation->made);
+        code = allocation->apart
+                   ? make_planned_slab(client, heap, cw_slab_granules(heap, size_bytes),
+                                       heap->backend->large_blocks, &allocation->made)
+                   : make_slab(client, heap, size_bytes, &allocation->made);
         if (code == -EDQUOT && !allocation->dropped) {
             allocation->dropped = true;
             code = cw_retry_make_room(client, heap);

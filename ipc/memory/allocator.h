@@ -48,6 +48,7 @@ struct cw_allocation { /* the progress of one allocation; zeros at first */
     bool adopted;  /* slabs of dead makers were tried */
     bool dropped;  /* cached slabs were given up */
     bool asked;    /* memory that other clients keep was asked for */
+    bool apart;    /* in a slab of its own, from its first byte on */
     bool refused;  /* the last call's -EDQUOT: no memory for a slab, here or within a limit */
 };
 

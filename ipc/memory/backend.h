@@ -28,6 +28,7 @@ struct cw_mapping { /* one slab's data in this process */
     uint64_t reachers; /* GPU memory: bit i: device i may use it. Host memory: 1 when registered
                         * with CUDA. Under the CUDA backend's lock */
     int imported;      /* GPU memory of somebody else (import.c): in its owner, or opened; else 0 */
+    bool empty;        /* fixed addresses where nothing is mapped */
     bool readonly;     /* GPU memory: a write breaks the CUDA context of the process */
 };
 
@@ -66,6 +67,21 @@ struct cw_backend {
      * slab_unmap ends it. NULL where the device cannot. */
     int (*slab_map_cow)(int fd, uint64_t slab_bytes, uint32_t slab_flags, uint64_t begin_bytes,
                         uint64_t size_bytes, struct cw_mapping *out);
+    /*
+     * Addresses that stay while the memory there is exchanged (ipc/tree/fixed.h). They are reserved
+     * and given back when nothing is mapped there; where something is, slab_unmap ends both.
+     * A slab's memory is held by a number of the backend's, mapped or not, without the broker.
+     */
+    int (*fixed_reserve)(int device, uint64_t size_bytes, struct cw_mapping *out);
+    void (*fixed_give_back)(struct cw_mapping *mapping);
+    int (*fixed_hold)(int device, int fd, uint64_t size_bytes, uint32_t slab_flags,
+                      uint64_t *memory);
+    void (*fixed_drop)(uint64_t memory);
+    /* Maps memory read-only, in place of what is there. Where it fails, mapping->empty says
+     * whether that is there still. */
+    int (*fixed_map)(struct cw_mapping *mapping, uint64_t memory);
+    /* Takes away what is there; the addresses stay reserved. */
+    int (*fixed_unmap)(struct cw_mapping *mapping);
     /* Copies between this device and host memory of this process. Blocks until done. */
     int (*copy_in)(int device, void *target, const void *host, size_t size_bytes);
     int (*copy_out)(int device, void *host, const void *source, size_t size_bytes);

@@ -105,6 +105,62 @@ static int host_slab_map_cow(int fd, uint64_t slab_bytes, uint32_t slab_flags, u
     return 0;
 }
 
+/* ---- fixed addresses: mmap() puts one file in the place of another at once ---- */
+
+static int host_fixed_reserve(int device, uint64_t size_bytes, struct cw_mapping *out) {
+    (void)device;
+    void *base =
+        mmap(NULL, size_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        return cw_fail(-EDQUOT, "reserving %llu addresses failed: %m",
+                       (unsigned long long)size_bytes);
+    *out = (struct cw_mapping){.base = base, .size_bytes = size_bytes, .empty = true};
+    return 0;
+}
+
+static void host_fixed_give_back(struct cw_mapping *mapping) {
+    munmap(mapping->base, mapping->size_bytes);
+    *mapping = (struct cw_mapping){.base = NULL};
+}
+
+static int host_fixed_hold(int device, int fd, uint64_t size_bytes, uint32_t slab_flags,
+                           uint64_t *memory) {
+    (void)device;
+    int code = check_fd(fd, size_bytes, slab_flags), mine;
+    if (code)
+        return code;
+    mine = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (mine < 0)
+        return cw_fail(-EDQUOT, "keeping a descriptor of %llu bytes of shared memory failed: %m",
+                       (unsigned long long)size_bytes);
+    *memory = (uint64_t)mine + 1;
+    return 0;
+}
+
+static void host_fixed_drop(uint64_t memory) {
+    close((int)(memory - 1));
+}
+
+static int host_fixed_unmap(struct cw_mapping *mapping) {
+    if (mmap(mapping->base, mapping->size_bytes, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+        return cw_fail(-EDQUOT, "unmapping %zu bytes failed: %m", mapping->size_bytes);
+    mapping->empty = true;
+    return 0;
+}
+
+static int host_fixed_map(struct cw_mapping *mapping, uint64_t memory) {
+    if (mmap(mapping->base, mapping->size_bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
+             (int)(memory - 1), 0) == MAP_FAILED) {
+        int code = cw_fail(-EDQUOT, "mapping %zu bytes at a fixed address failed: %m",
+                           mapping->size_bytes);
+        mapping->empty = true;
+        return code;
+    }
+    mapping->empty = false;
+    return 0;
+}
+
 static void host_slab_unmap(struct cw_mapping *mapping) {
     cw_backend_forget_host(mapping);
     munmap(mapping->base, mapping->size_bytes);
@@ -141,6 +197,12 @@ const struct cw_backend cw_backend_host = {
     .slab_map = host_slab_map,
     .slab_unmap = host_slab_unmap,
     .slab_map_cow = host_slab_map_cow,
+    .fixed_reserve = host_fixed_reserve,
+    .fixed_give_back = host_fixed_give_back,
+    .fixed_hold = host_fixed_hold,
+    .fixed_drop = host_fixed_drop,
+    .fixed_map = host_fixed_map,
+    .fixed_unmap = host_fixed_unmap,
     .copy_in = host_copy,
     .copy_out = host_copy,
     .zero = host_zero,

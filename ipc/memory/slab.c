@@ -223,13 +223,17 @@ static int raise_data(struct cw_slab *slab) {
     return slab->rw.base && slab->rw.readonly ? slab->backend->slab_raise(&slab->rw) : 0;
 }
 
-static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
-    if (slab->device < 0) {
-        int device, code = slab->backend->device_find(slab->device_uuid, &device);
-        if (code)
-            return code;
+int cw_slab_locate(struct cw_slab *slab) {
+    int device, code = 0;
+    if (slab->device < 0 && (code = slab->backend->device_find(slab->device_uuid, &device)) == 0)
         name_device(slab, device);
-    }
+    return code;
+}
+
+static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
+    int code = cw_slab_locate(slab);
+    if (code)
+        return code;
     return slab->mappings ? cw_mappings_map(slab->mappings, slab->backend, fd, slab->size_bytes,
                                             slab->flags, in_ro)
                           : slab->backend->slab_map(slab->device, fd, slab->size_bytes, slab->flags,
@@ -237,7 +241,7 @@ static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
 }
 
 /* The slab, which is not in the cache. */
-static int open_slab(cw_client *client, uint32_t id, bool in_ro, struct cw_slab **out) {
+static int open_slab(cw_client *client, uint32_t id, uint32_t flags, struct cw_slab **out) {
     struct cw_slab_info info;
     struct cw_fds fds;
     struct cw_segment table;
@@ -261,8 +265,8 @@ static int open_slab(cw_client *client, uint32_t id, bool in_ro, struct cw_slab 
     }
     /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
      * shows when the mapping is needed. */
-    if (!client->host_only || info.device_kind == CW_DEVICE_HOST)
-        map_data(*out, fds.fd[0], in_ro && !(*out)->mappings);
+    if (!(flags & CW_UNMAPPED) && (!client->host_only || info.device_kind == CW_DEVICE_HOST))
+        map_data(*out, fds.fd[0], flags & CW_READONLY && !(*out)->mappings);
     idle_add(client, *out); /* it may be closed already: that shows when its block is stale */
 close_data:
     close(fds.fd[0]);
@@ -278,16 +282,16 @@ void cw_slab_outdate(cw_client *client, uint32_t id, uint32_t block, uint64_t ge
 }
 
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out) {
-    return cw_slab_get_for(client, id, false, out);
+    return cw_slab_get_for(client, id, 0, out);
 }
 
-int cw_slab_get_for(cw_client *client, uint32_t id, bool in_ro, struct cw_slab **out) {
+int cw_slab_get_for(cw_client *client, uint32_t id, uint32_t flags, struct cw_slab **out) {
     sweep_if_told(client);
     for (;;) {
         int code = 0;
         *out = find(client, id);
         if (!*out)
-            code = open_slab(client, id, in_ro, out);
+            code = open_slab(client, id, flags, out);
         if (code || client->leases.free_count)
             return code;
         code = cw_leases_room(client, 1); /* the slab may go meanwhile */

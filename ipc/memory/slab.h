@@ -81,9 +81,11 @@ struct cw_slabs {
 /* The slab, with its table mapped: from the cache, or from the broker, and room for a lease. The
  * lock is given up where the broker is asked, here and in the next three. -ESTALE: it is gone. */
 int cw_slab_get(cw_client *client, uint32_t id, struct cw_slab **out);
-/* The same for a read-only array (in_ro): memory of a GPU that this process has not mapped yet is
- * mapped so that it cannot be written. */
-int cw_slab_get_for(cw_client *client, uint32_t id, bool in_ro, struct cw_slab **out);
+/* The same for an array with these flags. CW_READONLY: memory of a GPU that this process has not
+ * mapped yet is mapped so that it cannot be written; CW_UNMAPPED: it is not mapped. */
+int cw_slab_get_for(cw_client *client, uint32_t id, uint32_t flags, struct cw_slab **out);
+/* Finds out which device of this process it lies on. -ENODEV: on none. */
+int cw_slab_locate(struct cw_slab *slab);
 /* Maps the data if they are not; in_ro: in the read-only mapping, where there are two. Where there
  * is one, it is as the first one wanted it, and writable from the first on who did not say in_ro.
  */

@@ -15,7 +15,7 @@
 
 #define LARGE_A_STEP 4u /* arrays larger than the next slab, until that grows for their sake */
 
-static uint64_t to_granules(const struct cw_heap *heap, uint64_t size_bytes) {
+uint64_t cw_slab_granules(const struct cw_heap *heap, uint64_t size_bytes) {
     return (size_bytes + heap->granule_bytes - 1) / heap->granule_bytes * heap->granule_bytes;
 }
 
@@ -28,14 +28,14 @@ uint64_t cw_slab_plan(struct cw_heap *heap, uint64_t size_bytes, uint32_t *capac
         crowded = heap->backend->slab_min_bytes;
     if (crowded && crowded < next && size_bytes <= crowded / 16) {
         *capacity = CW_SLAB_BLOCKS_MAX;
-        return to_granules(heap, crowded);
+        return cw_slab_granules(heap, crowded);
     }
     bool grows = size_bytes <= next || ++heap->large_ones % LARGE_A_STEP == 0;
     if (grows && heap->next_slab_bytes < heap->backend->slab_max_bytes)
         heap->next_slab_bytes *= 2;
     if (size_bytes > next / 4) {
         *capacity = heap->backend->large_blocks;
-        return to_granules(heap, size_bytes);
+        return cw_slab_granules(heap, size_bytes);
     }
     uint64_t blocks = next / heap->backend->block_bytes;
     *capacity = blocks < CW_SLAB_BLOCKS_MAX ? (uint32_t)blocks : CW_SLAB_BLOCKS_MAX;

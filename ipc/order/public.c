@@ -179,7 +179,7 @@ static cw_use *pinned_of(const cw_work *work, uint32_t *count) {
     cw_use *uses = NULL;
     *count = 0;
     for (uint32_t i = 0; i < work->held_count; i++) {
-        if (!work->held[i].array->evict)
+        if (!work->held[i].array->evict && !work->held[i].array->fixed)
             continue;
         if (!uses)
             uses = malloc(work->held_count * sizeof *uses);

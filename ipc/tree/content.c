@@ -47,7 +47,14 @@ int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_by
         return cw_fail(-EINVAL, "%llu bytes at %llu do not lie in an array of %llu",
                        (unsigned long long)size_bytes, (unsigned long long)offset_bytes,
                        (unsigned long long)array->size_bytes);
-    if (cw_array_gpu(array) < 0 && array->bytes)
-        return cw_bytes_hash(array->bytes + offset_bytes, size_bytes, hash);
+    if (cw_array_gpu(array) < 0 && array->bytes) {
+        cw_array *pinned = (cw_array *)(uintptr_t)array;
+        int code = cw_array_pin(pinned);
+        if (code)
+            return code;
+        code = cw_bytes_hash(array->bytes + offset_bytes, size_bytes, hash);
+        cw_array_unpin(pinned);
+        return code;
+    }
     return hash_pieces(array, offset_bytes, size_bytes, hash);
 }

@@ -88,20 +88,23 @@ static int add_part(struct publication *p, cw_array *array, uint32_t slot) {
     return 0;
 }
 
-/* The number of the part that an array lies in. */
+/* The number of the part that an array lies in. A part's array is pinned until the end: what lies
+ * at fixed addresses (fixed.h) stays what it is. */
 static int find_part(struct publication *p, cw_array *array, uint32_t *number) {
-    if (p->part_count == p->room) {
-        int code = grow(p);
-        if (code)
-            return code;
-    }
+    int code = p->part_count == p->room ? grow(p) : 0;
+    if (code == 0)
+        code = cw_array_pin(array);
+    if (code)
+        return code;
     uint32_t slot = (array->slab->id * 2654435769u ^ array->block * 40503u) & p->mask;
     for (; p->slots[slot]; slot = (slot + 1) & p->mask) {
         const struct cw_index_part *part = &p->parts[p->slots[slot] - 1];
         if (part->slab == array->slab->id && part->block == array->block)
             break;
     }
-    if (!p->slots[slot])
+    if (p->slots[slot])
+        cw_array_unpin(array);
+    else
         add_part(p, array, slot);
     *number = p->slots[slot] - 1;
     return 0;
@@ -318,6 +321,8 @@ int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leave
     } else {
         code = cw_fail(-EDQUOT, "no memory for a tree of %u leaves", count);
     }
+    for (uint32_t i = 0; i < p.part_count; i++)
+        cw_array_unpin(p.arrays[i]);
     free(p.leaves);
     free(p.parts);
     free(p.arrays);

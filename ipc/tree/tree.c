@@ -199,6 +199,13 @@ int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_
     return 0;
 }
 
+static int check_held(const cw_tree *tree) {
+    return tree->array
+               ? 0
+               : cw_fail(-ESTALE, "this tree was parked and belongs to this process alone by now: "
+                                  "put its arrays as a new tree");
+}
+
 int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
                  uint64_t if_version, uint64_t *version) {
     struct cw_name_key key;
@@ -206,7 +213,9 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
         return cw_needs("a tree and a place for the version");
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
         return cw_fail(-EINVAL, "flags 0x%x: cw_tree_name knows CW_REPLACE and CW_KEEP", flags);
-    int code = cw_tree_key(client, name, &key);
+    int code = check_held(tree);
+    if (code == 0)
+        code = cw_tree_key(client, name, &key);
     if (code == 0 && client->instance != tree->client->instance)
         code = cw_fail(-EINVAL,
                        "the tree belongs to a broker that has ended: put its arrays as a new tree");
@@ -301,6 +310,11 @@ static int check_device(const cw_array *array, const struct cw_index_part *part)
 }
 
 int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array **out) {
+    return cw_tree_part_as(tree, client, part, CW_READONLY, out);
+}
+
+int cw_tree_part_as(const cw_tree *tree, cw_client *client, uint32_t part, uint32_t flags,
+                    cw_array **out) {
     struct cw_shape shape;
     cw_array *array;
     if (!tree || !out)
@@ -316,7 +330,7 @@ int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array
     shape_bytes(at->size_bytes, &shape);
     pthread_mutex_lock(&client->lock);
     code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes, at->size_bytes,
-                           &shape, CW_READONLY, &array);
+                           &shape, flags, &array);
     pthread_mutex_unlock(&client->lock);
     if (code)
         return code;
@@ -331,7 +345,16 @@ int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array
 /* ---- by handle ---- */
 
 int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out) {
-    return tree ? cw_array_export(tree->array, transit, out) : cw_needs("a tree");
+    int code = tree ? check_held(tree) : cw_needs("a tree");
+    return code ? code : cw_array_export(tree->array, transit, out);
+}
+
+int cw_tree_describe(const cw_tree *tree, cw_tree **out) {
+    struct cw_index index;
+    if (!tree || !out)
+        return cw_needs("a tree and a place for its description");
+    int code = cw_index_read(tree->index.bytes, tree->index.head->size_bytes, &index);
+    return code ? code : cw_tree_make(tree->client, NULL, tree->version, &index, out);
 }
 
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out) {

@@ -9,7 +9,8 @@
 
 struct cw_tree {
     cw_client *client; /* one reference */
-    cw_array *array;   /* the index: the one lease. Its bytes are not looked at again */
+    cw_array *array;   /* the index: the one lease. Its bytes are not looked at again. NULL: there
+                        * is none, the tree is described alone */
     uint64_t version;
     struct cw_index index;
 };
@@ -18,6 +19,9 @@ struct cw_tree {
  */
 int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw_index *index,
                  cw_tree **out);
+/* cw_tree_part() with CW_UNMAPPED, too: the lease alone. */
+int cw_tree_part_as(const cw_tree *tree, cw_client *client, uint32_t part, uint32_t flags,
+                    cw_array **out);
 /* The key of a name of this node, also as "//NODE/NAME". -EREMOTEIO: of another. */
 int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key);
 /* PUT_TREE of an index that is an anchor. -EEXIST, -ESTALE, ... as cw_tree_put(). */

@@ -24,6 +24,7 @@ from cableway._core import dtypes, layouts, words
 from cableway._core.layouts import Layout, received
 from cableway._core.leases import (
     EvictableLease,
+    FixedLease,
     Lease,
     check_basic,
     is_basic,
@@ -83,11 +84,12 @@ class Array(Values, _dispatch.Fields):
         filled: bool = False,
         device: str = "cpu",
         evictable: bool = False,
+        apart: bool = False,
     ) -> Array:
-        """Allocates an unnamed array. filled: all of it is about to be written."""
+        """Allocates an unnamed array. filled: all of it is about to be written. apart: CW_APART."""
         connection = client.current()
         flags = (lib.CW_ZERO if zero else 0) | (lib.CW_EVICTABLE if evictable else 0)
-        flags |= lib.CW_FILLED if filled else 0
+        flags |= (lib.CW_FILLED if filled else 0) | (lib.CW_APART if apart else 0)
         kind = EvictableLease if evictable else Lease
         place = device.encode()
         lease = lease_again(kind, lib.cw_array_new, connection.pointer, place, layout.c, flags)
@@ -216,6 +218,8 @@ class Array(Values, _dispatch.Fields):
         memory = self._memory
         if memory is None:
             memory = self._open_lease().memory()
+        elif type(self._lease) is FixedLease:
+            self._lease.check_mapped()
         dtype = layout.dtype
         if dtype.metadata is not None:
             dtype = words.raw(dtype)

@@ -20,6 +20,7 @@ __all__ = [
     "BrokerLost",
     "DeviceError",
     "Error",
+    "LayoutChanged",
     "LimitExceeded",
     "NameNotFound",
     "NameTaken",
@@ -59,6 +60,10 @@ class Stale(Error):
 
 class VersionChanged(Stale):
     """In `put(..., if_version=)` of a tree: the name means another version by now. Get that version, and decide anew."""
+
+
+class LayoutChanged(Error):
+    """In `Tree.swap`: the new version has other paths, dtypes, shapes or places, so it cannot lie at the old one's addresses."""
 
 
 class LimitExceeded(Error, MemoryError):
@@ -126,6 +131,7 @@ _BY_ERRNO: dict[int, type[Exception]] = {
     errno.ENOENT: NameNotFound,
     errno.EEXIST: NameTaken,
     errno.ESTALE: Stale,
+    errno.EBADE: LayoutChanged,
     errno.EDQUOT: LimitExceeded,
     errno.ENOMEM: LimitExceeded,
     errno.ENOSPC: LimitExceeded,

@@ -193,7 +193,11 @@ def _check_free(name: str, encoded: bytes) -> None:
 
 
 @overload
-def get(name: str, timeout: float | None = 0, *, version: int) -> Tree: ...
+def get(name: str, timeout: float | None = 0, *, version: int, swappable: bool = False) -> Tree: ...
+@overload
+def get(
+    name: str, timeout: float | None = 0, *, swappable: Literal[True], version: int | None = None
+) -> Tree: ...
 @overload
 def get(
     name: str, timeout: float | None = 0, *, readonly: bool = False, device: str | None = None
@@ -205,6 +209,7 @@ def get(
     readonly: bool = False,
     device: str | None = None,
     version: int | None = None,
+    swappable: bool = False,
 ) -> Any:
     """The array or the `Tree` under a name, without a copy.
 
@@ -220,6 +225,8 @@ def get(
             array of another node comes into host memory, or onto the GPU that you name; all processes of this node share it
             there, read-only.
         version: for a tree: this version, even if the name means a later one, as long as a process still has it.
+        swappable: for a tree: it gets addresses of its own in this process, which stay when another version takes its place
+            (`Tree.swap`) or its memory is away for a time (`unmap`, `park`).
 
     Returns:
         Array: a handle (for a tree: a `Tree`). Close it, use it in a `with` block, or just drop it.
@@ -241,7 +248,9 @@ def get(
     6
     """
     if version is not None:
-        return tree.get(_checked(name), version)
+        return tree.get(_checked(name), version, swappable=swappable)
+    if swappable:
+        return _swappable(name, timeout, device)
     if device is not None:
         device = resolve(device)
     encoded = _encode(name)
@@ -283,6 +292,14 @@ def _checked(name: str) -> str:
     """The name, if it is one."""
     check(lib.cw_name_check(_encode(name)))
     return name
+
+
+def _swappable(name: str, timeout: float | None, device: str | None) -> Tree:
+    if device is not None:
+        return _tree(name, device)
+    if timeout != 0:
+        tree.wait_after(_checked(name), 0, timeout)
+    return tree.get(_checked(name), swappable=True)
 
 
 def _tree(name: str, device: str | None) -> Tree:

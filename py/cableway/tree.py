@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 from collections.abc import Iterator, Mapping
 from operator import index
+from threading import Lock
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -27,39 +27,47 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
-from cableway._core.deadlines import deadline, left_ns
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, usable
-from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
+from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.publish import ANY_VERSION, publish
+from cableway._tree.swapping import (
+    Described,
+    Swapping,
+    checked,
+    described,
+    mounted,
+    new_cell,
+    wait_after,
+)
 from cableway._tree.table import Row, rows
 from cableway.array import Array
 from cableway.errors import Error, NameNotFound, Stale, Timeout, VersionChanged
 
-__all__ = ["Tree", "is_tree"]
+__all__ = ["Tree", "is_tree", "wait_after"]
 
 _KINDS = ("plain", "parameter", "buffer", "attribute")
 _parts: WeakSet[Lease] = WeakSet()  # on memory that nobody writes any more
 
 
-class Tree(Mapping[str, Array]):
+class Tree(Swapping, Mapping[str, Array]):
     """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
 
     It holds one lease, and by that all of its memory, for as long as it is there; so does each array that was taken out of it.
-    A version never changes. To see a later one, get it (`newer`, `cw.get(name)`).
+    A version never changes. To see a later one, get it (`newer`, `cw.get(name)`), or exchange this one for it (`swap`), if it was
+    got with `swappable=True`.
     """
 
-    __slots__ = ("_info", "_leases", "_name", "_open", "_run", "_table")
+    __slots__ = ("_closed", "_leases")
 
-    _info: Any  # cw_tree_info *
+    _closed: bool
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
-    _open: Any  # cw_tree *, which has it as long as anybody has this pointer; None: closed
     _run: int  # of the broker
-    _table: list[Row] | None  # all leaves, once they were looked at
+    _table: tuple[Described, list[Row]] | None  # all leaves, once they were looked at
 
     def __init__(self) -> None:
         raise TypeError("a Tree is made by cableway.put and get")
@@ -68,12 +76,12 @@ class Tree(Mapping[str, Array]):
 
     def _pointer(self) -> Any:
         """The `cw_tree *`. Another thread may close this object: whoever has the pointer keeps what it points to."""
-        found = self._open
-        if found is None:
+        self._settle()
+        if self._closed:
             raise ValueError(
                 f"this cableway.Tree {self._name!r} is closed; open it again with cableway.get()"
             )
-        return found
+        return self._described.pointer
 
     @property
     def name(self) -> str | None:
@@ -83,22 +91,22 @@ class Tree(Mapping[str, Array]):
     @property
     def version(self) -> int:
         """Its number: higher than that of each earlier version of any name."""
-        return int(self._info.version)
+        return int(self._told().version)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all leaves; what is tied counts once."""
-        return int(self._info.total_bytes)
+        return int(self._told().total_bytes)
 
     @property
     def layout_hash(self) -> int:
         """The same for trees whose leaves have the same paths, dtypes, shapes, kinds and places."""
-        return int(self._info.layout_hash)
+        return int(self._told().layout_hash)
 
     @property
     def content_hash(self) -> int:
         """A number of what lies in the leaves (XXH3), 0 where they have none: by default those on GPUs. See `verify`."""
-        return int(self._info.content_hash)
+        return int(self._told().content_hash)
 
     @property
     def meta(self) -> Any:
@@ -107,9 +115,9 @@ class Tree(Mapping[str, Array]):
         Raises:
             Error: another process wrote something that is no JSON.
         """
-        pointer = self._pointer()
-        told = ffi.buffer(self._info.meta, self._info.meta_bytes)[:]
-        del pointer
+        self._pointer()
+        now = self._described  # keeps what its info points to
+        told = ffi.buffer(now.info.meta, now.info.meta_bytes)[:]
         try:
             return json.loads(told or b"{}")
         except (ValueError, RecursionError) as error:
@@ -118,7 +126,7 @@ class Tree(Mapping[str, Array]):
     @property
     def device(self) -> str:
         """Where its leaves lie: "cpu", "cuda:N", or "" if on several devices, or if it has none."""
-        found = {self._part(number).gpu for number in range(self._info.parts)}
+        found = {self._part(number).gpu for number in range(self._told().parts)}
         if len(found) != 1:
             return ""
         gpu = found.pop()
@@ -127,20 +135,20 @@ class Tree(Mapping[str, Array]):
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
-        return self._open is None
+        return self._closed
 
     def __repr__(self) -> str:
-        if self._open is None:
+        if self._closed:
             return f"<cableway.Tree name={self._name!r} closed>"
         return (
             f"<cableway.Tree name={self._name!r} version={self.version} leaves={len(self)} "
-            f"nbytes={self.nbytes} parts={self._info.parts}>"
+            f"nbytes={self.nbytes} parts={self._told().parts}>"
         )
 
     # ---- its leaves
 
     def __len__(self) -> int:
-        return int(self._info.leaves)
+        return int(self._told().leaves)
 
     def _number(self, path: object) -> int:
         pointer = self._pointer()
@@ -164,11 +172,11 @@ class Tree(Mapping[str, Array]):
         return leaf, pointer
 
     def _rows(self) -> list[Row]:
-        pointer, table = self._pointer(), self._table
-        if table is None:
-            self._table = table = rows(self._info)
-        del pointer
-        return table
+        self._pointer()
+        now, table = self._described, self._table
+        if table is None or table[0] is not now:
+            self._table = table = now, rows(now.info)
+        return table[1]
 
     def __iter__(self) -> Iterator[str]:
         return iter([row.path for row in self._rows()])
@@ -198,8 +206,11 @@ class Tree(Mapping[str, Array]):
         leases, pointer = self._leases, self._pointer()  # close() leaves another dict
         lease = leases.get(number)
         if lease is None:
-            connection = client.current()
-            lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
+            if self._mount is not None:
+                lease = self._fixed_part(number)
+            else:
+                connection = client.current()
+                lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
             _parts.add(lease)
             leases[number] = lease
         return lease
@@ -250,7 +261,7 @@ class Tree(Mapping[str, Array]):
         from torch.utils.dlpack import from_dlpack
 
         forms: dict[Layout, dlpack.Form] = {}
-        places = [self._place(number) for number in range(self._info.parts)]
+        places = [self._place(number) for number in range(self._told().parts)]
         tensors: list[Any] = []
         for row in self._rows():
             if row.alias:
@@ -317,8 +328,10 @@ class Tree(Mapping[str, Array]):
 
     def close(self) -> None:
         """Ends this handle. Arrays that were taken out of it stay valid. May be repeated."""
-        self._open = self._table = None
+        self._closed = True
         self._leases = {}
+        self._mount = self._next = self._table = None
+        self._described = Described(None, self._described.info, (0, 0))
 
     def __enter__(self) -> Tree:
         self._pointer()
@@ -346,22 +359,18 @@ class Tree(Mapping[str, Array]):
         return open_handle, (raw, self.version, self._name, client.current().address)
 
 
-def make(cell: Any, name: str | None) -> Tree:
+def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     """The Tree of a cell (extra.h) that has one."""
     made = Tree.__new__(Tree)
-    made._open = from_cell(cell)
+    made._closed = False
     made._run = client.current().instance
     made._name = name
     made._leases = {}
-    made._table = None
-    made._info = ffi.new("cw_tree_info *")
-    lib.cw_tree_look_at(cell[0], made._info)
+    made._next = made._table = None
+    made._turn = Lock()
+    made._described = described(cell)
+    made._mount = mounted(cell[0]) if swappable else None
     return made
-
-
-def new_cell() -> Any:
-    """A place for a `cw_tree *`, which is closed when that goes."""
-    return ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
 
 
 def open_handle(handle: bytes, version: int, name: str | None, address: str) -> Tree:
@@ -382,14 +391,13 @@ def open_handle(handle: bytes, version: int, name: str | None, address: str) -> 
     return make(cell, name)
 
 
-def get(name: str, version: int | None = None) -> Tree:
+def get(name: str, version: int | None = None, *, swappable: bool = False) -> Tree:
     """The tree under a name; see `cableway.get`."""
-    if version is not None and not 0 < index(version) < 1 << 64:
-        raise ValueError(f"a version is a number above 0, not {version}")
+    wanted = 0 if version is None else checked(version)
     cell = new_cell()
     pointer = client.current().pointer
-    check_again(lib.cw_tree_get, pointer, name.encode(), version or 0, cell)
-    return make(cell, name)
+    check_again(lib.cw_tree_get, pointer, name.encode(), wanted, cell)
+    return make(cell, name, swappable=swappable)
 
 
 def put(
@@ -437,16 +445,3 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
         check_again(lib.cw_tree_export, pointer, 0, handle)
         check_again(lib.cw_tree_open, connection.pointer, handle, int(version[0]), cell)
         return make(cell, name)
-
-
-def wait_after(name: str, after: int, timeout: float | None) -> None:
-    """Waits until the name means a version after that one; see `cableway.wait`."""
-    if not 0 <= index(after) < 1 << 64:
-        raise ValueError(f"a version is a number from 0 on, not {after}")
-    end = math.inf if timeout is None else deadline(timeout)
-    encoded = name.encode()
-    while True:
-        status = lib.cw_wait_after(client.current().pointer, encoded, after, left_ns(end))
-        if status != -errno.EINTR:
-            check(status)
-            return

@@ -26,6 +26,8 @@ static void cwpy_client_end(cw_client **cell);
 static void cwpy_queue_end(cw_queue **cell);
 /* Closes the tree in a cell, if there is one. */
 static void cwpy_tree_end(cw_tree **cell);
+/* The same of a mount. */
+static void cwpy_mount_end(cw_mount **cell);
 /* Closes the checkpoint, the reading or the load in a cell, if there is one. */
 static void cwpy_checkpoint_end(cw_checkpoint **cell);
 static void cwpy_reading_end(cw_reading **cell);
@@ -73,6 +75,13 @@ static void cwpy_tree_end(cw_tree **cell) {
 
     *cell = NULL;
     cw_tree_close(tree);
+}
+
+static void cwpy_mount_end(cw_mount **cell) {
+    cw_mount *mount = *cell;
+
+    *cell = NULL;
+    cw_mount_close(mount);
 }
 
 static void cwpy_checkpoint_end(cw_checkpoint **cell) {

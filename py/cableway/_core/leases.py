@@ -25,6 +25,7 @@ from cableway.errors import LimitExceeded
 
 __all__ = [
     "EvictableLease",
+    "FixedLease",
     "Lease",
     "Pin",
     "bounds",
@@ -166,6 +167,22 @@ class EvictableLease(Lease):
         """Its address is given to somebody who cannot say when it is done: from now on it stays where it is."""
         if self._lent is None:
             self._lent = _pinned(self)
+
+
+class FixedLease(Lease):
+    """One lease on a part of a tree whose memory may be exchanged, or be away, while its address stays."""
+
+    __slots__ = ()
+
+    def check_mapped(self) -> None:
+        """Raises ValueError while nothing is mapped there."""
+        check(lib.cw_array_pin(self.pointer))
+        lib.cw_array_unpin(self.pointer)
+
+    def span(self) -> tuple[int, int]:
+        """As `Lease.span`, of memory that is there."""
+        self.check_mapped()
+        return super().span()
 
 
 def _pinned(lease: Lease) -> Any:

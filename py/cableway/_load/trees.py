@@ -13,6 +13,7 @@ from cableway import client, tree
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.library import failure, ffi, lib
 from cableway._load.checkpoint import file_failure, path_of, place_of
+from cableway._tree.swapping import new_cell
 from cableway.errors import Timeout
 from cableway.name import _encode
 from cableway.tree import Tree
@@ -74,7 +75,7 @@ def load(
     place = ffi.NULL if device is None else place_of(device).encode()
     end = math.inf if timeout is None else deadline(timeout)
     began: Any = ffi.gc(ffi.new("cw_load **"), lib.cwpy_load_end)
-    found = tree.new_cell()
+    found = new_cell()
     pointer = client.current().pointer
     try:
         status = lib.cw_load_begin(pointer, encoded, path_of(path), place, flags, began)

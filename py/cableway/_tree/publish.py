@@ -198,7 +198,7 @@ def _copy(sources: list[Source]) -> None:
     for where, placed in pieces:
         last, begin = placed[-1]
         raw = Layout((begin + last.layout.span,), np.dtype(np.uint8))
-        _fill(arrays.new(raw, device=where), placed)
+        _fill(arrays.new(raw, device=where, apart=True), placed)
 
 
 def _fill(whole: Array, placed: list[tuple[Source, int]]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from cableway import client
 from cableway._core import words
 from cableway._core.layouts import Layout
-from cableway._core.leases import EvictableLease, Lease, lease_again, usable
+from cableway._core.leases import EvictableLease, FixedLease, Lease, lease_again, usable
 from cableway._core.library import ffi, lib
 from cableway._transport import external_arrays, table
 from cableway._transport.blocks import bytes_layout
@@ -87,7 +87,7 @@ def _describe(array: Array, how: Rebuild | None) -> Described | None:
         how: of which library the task is to get an array; None: of ours.
     """
     lease = array._lease
-    if lease is None or isinstance(lease, EvictableLease) or lease.gpu < 0:
+    if lease is None or isinstance(lease, (EvictableLease, FixedLease)) or lease.gpu < 0:
         return None
     connection = client.current()
     if lib.cw_array_client(usable(lease)) != connection.pointer:

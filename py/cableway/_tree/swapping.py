@@ -1,0 +1,269 @@
+"""What a tree does that was got with `swappable=True`: its memory goes, comes back, and gives way to another version's, at the same
+addresses.
+
+The library decides by its mount (ipc/tree/mount.c) which version is mapped. What a Tree says of itself follows: it is made before
+the call, and taken over by whoever looks first after it, so that no exception of a signal's handler comes between the two.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import index
+from typing import Any, NamedTuple
+
+from cableway import client
+from cableway._core.deadlines import deadline, left_ns
+from cableway._core.leases import FixedLease, lease_again
+from cableway._core.library import check, check_again, ffi, from_cell, lib
+from cableway._cuda import stream_order
+from cableway.errors import Error, NameNotFound, Timeout
+
+__all__ = ["Described", "Swapping", "checked", "described", "mounted", "new_cell", "wait_after"]
+
+
+def checked(version: int) -> int:
+    """The number of a version, if it is one."""
+    if not 0 < index(version) < 1 << 64:
+        raise ValueError(f"a version is a number above 0, not {version}")
+    return version
+
+
+class Described(NamedTuple):
+    """What a tree says of itself.
+
+    Attributes:
+        pointer: the `cw_tree *`, which is there as long as anybody has this pointer.
+        info: of it, a `cw_tree_info *`.
+        state: the mount's when this holds, with its version.
+    """
+
+    pointer: Any
+    info: Any
+    state: tuple[int, int]
+
+
+def new_cell() -> Any:
+    """A place for a `cw_tree *`, which is closed when that goes."""
+    return ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
+
+
+def described(cell: Any, state: int = 0) -> Described:
+    """The same of a cell (extra.h) with a tree."""
+    info = ffi.new("cw_tree_info *")
+    lib.cw_tree_look_at(cell[0], info)
+    return Described(from_cell(cell), info, (state, int(info.version)))
+
+
+def mounted(tree: Any) -> Any:
+    """A `cw_mount *` of a `cw_tree *`."""
+    cell = ffi.gc(ffi.new("cw_mount **"), lib.cwpy_mount_end)
+    check_again(lib.cw_mount_open, tree, client.current().pointer, cell)
+    return from_cell(cell)
+
+
+class Swapping:
+    """The part of `Tree` for trees that were got with `swappable=True`."""
+
+    __slots__ = ("_described", "_mount", "_name", "_next", "_run", "_table", "_turn")
+
+    _described: Described
+    _mount: Any  # cw_mount *; None: it was not got so
+    _name: str | None
+    _next: Described | None  # what it says once the mount is so
+    _run: int
+    _table: Any
+    _turn: threading.Lock
+
+    def _pointer(self) -> Any:
+        raise NotImplementedError
+
+    def _told(self) -> Any:
+        """The `cw_tree_info *`, of the version that is mapped."""
+        self._settle()
+        return self._described.info
+
+    def _settle(self) -> None:
+        waiting, mount = self._next, self._mount
+        if waiting is None or mount is None or waiting is self._described:
+            return
+        if (lib.cw_mount_state(mount), lib.cw_mount_version(mount)) == waiting.state:
+            self._described = waiting
+            self._table = None
+
+    @contextmanager
+    def _changing(self) -> Iterator[Any]:
+        """The mount, for one thread at a time."""
+        self._pointer()
+        if self._mount is None:
+            raise ValueError(
+                "this tree's addresses cannot be kept: get it with cableway.get(name, swappable=True)"
+            )
+        if not self._turn.acquire(blocking=False):
+            raise Error("another thread is exchanging this tree's memory")
+        try:
+            self._settle()
+            yield self._mount
+            self._settle()
+        finally:
+            self._turn.release()
+
+    def _fixed_part(self, number: int) -> FixedLease:
+        return lease_again(FixedLease, lib.cw_mount_part, self._mount, number)
+
+    @property
+    def state(self) -> str:
+        """Where its memory is: "mapped", "unmapped" or "parked"."""
+        self._pointer()
+        if self._mount is None:
+            return "mapped"
+        states = {lib.CW_MOUNT_UNMAPPED: "unmapped", lib.CW_MOUNT_PARKED: "parked"}
+        return states.get(lib.cw_mount_state(self._mount), "mapped")
+
+    def unmap(self, *, stream: Any = None) -> None:
+        """Takes the tree's memory out of this process; its addresses stay reserved, and the version stays.
+
+        Waits first for all work of this process on the tree's GPUs. While the tree is unmapped, its arrays raise. Code that reads
+        the addresses by itself (a tensor in host memory, a kernel, a captured graph) ends its process with SIGSEGV, or breaks its
+        CUDA context (error 700).
+
+        Args:
+            stream: the stream that must not be under capture; None: the current one of the library that is in use.
+
+        Raises:
+            ValueError: the tree was not got with `swappable=True`, or a stream is being captured. Nothing has changed.
+            Error: a section or a copy on one of its arrays is under way. Nothing has changed.
+        """
+        with self._changing() as mount:
+            check(lib.cw_mount_unmap(mount, _pointer_of(stream)))
+
+    def map(self) -> None:
+        """Maps the same version again, at the same addresses. Needs no broker.
+
+        Raises:
+            ValueError: the tree is parked.
+            LimitExceeded: no memory; the tree stays unmapped.
+        """
+        with self._changing() as mount:
+            check(lib.cw_mount_map(mount))
+
+    def swap(
+        self, timeout: float | None = 0, *, version: int | None = None, stream: Any = None
+    ) -> bool:
+        """Maps the newest version at the addresses of this one, which it gives up: its memory is free once nobody else has it.
+
+        Everything that stands on these addresses sees the new values: tensors of `torch()`, parameters after `into()`, arrays, and
+        captured CUDA graphs when they are replayed. (Buffers that `into()` copied stay as they are.) Afterwards `version`, `meta`
+        and the hashes are the new version's. Waits first for all work of this process on the tree's GPUs.
+
+        Args:
+            timeout: seconds to wait for a later version; 0: do not wait, None: for ever.
+            version: this version, earlier or later, as long as a process has it.
+            stream: as `unmap` has it.
+
+        Returns:
+            whether another version is mapped now. False: there is no later one, and the tree is mapped as it was.
+
+        Raises:
+            LayoutChanged: the new version has other paths, dtypes, shapes or places. Get it as a tree of its own.
+            NameNotFound: nobody has that version any more.
+            ValueError: the tree was not got with `swappable=True` or is parked, or a stream is being captured.
+            BrokerLost: the broker is gone, or was: after that get the tree anew.
+            Error: a section or a copy on one of its arrays is under way.
+
+        If it raises, the old version stays mapped. Only if the driver does not let it be mapped again, the tree is unmapped, and
+        the message says so.
+        """
+        with self._changing() as mount:
+            check(lib.cw_client_check(client.current().pointer))
+            found = self._later(timeout) if version is None else checked(version)
+            if found is None or found == self._described.info.version:
+                if lib.cw_mount_state(mount) == lib.CW_MOUNT_UNMAPPED:
+                    check(lib.cw_mount_map(mount))
+                return False
+            cell = new_cell()
+            name, pointer = str(self._name).encode(), client.current().pointer
+            check_again(lib.cw_tree_get, pointer, name, found, cell)
+            self._next = described(cell, lib.CW_MOUNT_MAPPED)
+            check(lib.cw_mount_swap(mount, cell[0], _pointer_of(stream)))
+            return True
+
+    def _later(self, timeout: float | None) -> int | None:
+        """0 if there is a later version, None if not in time."""
+        if self._name is None:
+            raise ValueError("this tree has no name under which there could be a newer one")
+        again = client.current().instance != self._run  # a new broker counts from 1 on
+        try:
+            wait_after(self._name, 0 if again else int(self._described.info.version), timeout)
+        except Timeout:
+            return None
+        return 0
+
+    def park(self, device: str = "cpu", *, stream: Any = None) -> None:
+        """Copies what lies on GPUs to host memory and gives the GPU memory up: it is free once no other process has it.
+
+        The addresses stay reserved, as after `unmap`. The copy belongs to this Tree alone. If it was the last that had this version,
+        the version cannot be got any more.
+
+        Args:
+            device: "cpu".
+            stream: as `unmap` has it.
+
+        Raises:
+            ValueError: as `unmap`; or part of the tree shares its memory with other arrays, or the tree is unmapped.
+            LimitExceeded: no host memory. The tree stays mapped.
+        """
+        if device != "cpu":
+            raise ValueError(f'a tree is parked in host memory, device="cpu", not {device!r}')
+        with self._changing() as mount:
+            cell = new_cell()
+            check(lib.cw_tree_describe(self._described.pointer, cell))
+            self._next = described(cell, lib.CW_MOUNT_PARKED)
+            check(lib.cw_mount_park(mount, _pointer_of(stream)))
+
+    def unpark(self) -> None:
+        """Fills GPU memory again, at the old addresses.
+
+        If another process still has this version, its memory is shared again. Otherwise new memory is filled from the parked copy,
+        which is this process's alone: the tree cannot be pickled or named then; put its arrays as a new tree.
+
+        Raises:
+            ValueError: the tree is unmapped and not parked; `map` it.
+            LimitExceeded: no GPU memory. The tree stays parked.
+            BrokerLost: the broker is gone; the tree stays parked.
+        """
+        with self._changing() as mount:
+            if lib.cw_mount_state(mount) != lib.CW_MOUNT_PARKED:
+                check(lib.cw_mount_unpark(mount, ffi.NULL))
+                return
+            cell, connection = new_cell(), client.current()
+            version = int(self._described.info.version)
+            try:
+                if self._name is None or connection.instance != self._run:
+                    raise NameNotFound
+                check_again(lib.cw_tree_get, connection.pointer, self._name.encode(), version, cell)
+            except NameNotFound:
+                check_again(lib.cw_mount_unpark, mount, ffi.NULL)
+                return
+            self._next = described(cell, lib.CW_MOUNT_MAPPED)
+            check_again(lib.cw_mount_unpark, mount, cell[0])
+
+
+def _pointer_of(stream: Any) -> Any:
+    return ffi.cast("void *", stream_order.stream_number(stream))
+
+
+def wait_after(name: str, after: int, timeout: float | None) -> None:
+    """Waits until the name means a version after that one; see `cableway.wait`."""
+    if not 0 <= index(after) < 1 << 64:
+        raise ValueError(f"a version is a number from 0 on, not {after}")
+    end = math.inf if timeout is None else deadline(timeout)
+    encoded = name.encode()
+    while True:
+        status = lib.cw_wait_after(client.current().pointer, encoded, after, left_ns(end))
+        if status != -errno.EINTR:
+            check(status)
+            return

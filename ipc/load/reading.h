@@ -6,7 +6,24 @@
 
 #include "ipc/cableway.h"
 
-#define CW_READ_PIECE_BYTES (8ull << 20) /* that one thread has at a time */
+#define CW_READ_PIECE_BYTES (4ull << 20) /* that one thread has at a time */
 #define CW_READ_THREADS_MAX 16u
+#define CW_READ_ALIGN       4096ull /* of files' places and of memory, without the page cache */
+/* A piece, and what lies around it in the pages where it begins and ends. */
+#define CW_READ_BUFFER_BYTES (CW_READ_PIECE_BYTES + 2 * CW_READ_ALIGN)
+
+/* As cw_reading_begin(), into copies at once, each on a GPU of its own: reads[n * count + i] is
+ * read i of copy n, of the same tensor and bytes. The hashes are set in the first copy's. */
+int cw_reading_begin_copies(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t count,
+                            uint32_t copies, cw_reading **out);
+
+/* Where the time of a read went: of all threads together, in ns. */
+struct cw_reading_spent {
+    uint64_t slot_ns; /* waiting for a slot of the ring */
+    uint64_t file_ns; /* reading files, hashes included */
+    uint64_t pin_ns, send_ns;
+    uint64_t direct_bytes; /* that were read without the page cache */
+    uint32_t threads, reserved;
+};
 
 #endif

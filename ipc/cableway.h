@@ -501,7 +501,8 @@ int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array
 int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out);
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out);
 /* The hash of bytes of an array, wherever it lies, as the leaves' hashes are: the sum of the XXH3
- * of each 16 KiB, with their number as the seed. From its lowest byte on. -EINVAL beyond its end, and as cw_array_read(). Blocks until all is read. */
+ * of each 16 KiB, with their number as the seed. From its lowest byte on. -EINVAL beyond its end,
+ * and as cw_array_read(). Blocks until all is read. */
 int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,
                   uint64_t *hash);
 
@@ -601,9 +602,9 @@ typedef struct cw_load cw_load;
 int cw_load_begin(cw_client *client, const char *name, const char *path, const char *device,
                   uint32_t flags, cw_load **out);
 /*
- * The same on each of these GPUs, which differ: a tree for each, under NAME/cuda:N. Each byte of the
- * files is read once for all that are missing: every GPU gets a share of it over its own bus, and
- * the rest from the others. cw_load_wait() gives count trees, in the order of devices.
+ * The same on each of these GPUs, which differ: a tree for each, under NAME/cuda:N. Each byte of
+ * the files is read once for all that are missing: every GPU gets a share of it over its own bus,
+ * and the rest from the others. cw_load_wait() gives count trees, in the order of devices.
  */
 int cw_load_begin_all(cw_client *client, const char *name, const char *path,
                       const char *const *devices, uint32_t count, uint32_t flags, cw_load **out);
@@ -616,6 +617,14 @@ int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes);
  * -EINTR, -ETIMEDOUT: it goes on, and may be waited for again. Blocks. One thread.
  */
 int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded);
+/* Where the time of a load went: of the caller's thread, and of all that read, together. */
+typedef struct cw_load_times {
+    uint64_t claim_ns, allocate_ns, read_ns, publish_ns;
+    uint64_t slot_ns, file_ns, pin_ns, send_ns; /* for pinned memory; files, with hashes; to GPUs */
+    uint64_t direct_bytes;                      /* that were read past the page cache */
+    uint32_t threads, reserved0;
+} cw_load_times;
+void cw_load_look_at(const cw_load *load, cw_load_times *out);
 /* Ends it, done or not; somebody else may load then. NULL is allowed. */
 void cw_load_end(cw_load *load);
 

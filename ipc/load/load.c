@@ -70,6 +70,7 @@ struct cw_load {
     enum state state;
     cw_read *reads; /* of all that are missing */
     cw_reading *reading;
+    cw_load_times times;
 };
 
 /* ---- what is there ---- */
@@ -292,8 +293,16 @@ static int look_at_all(cw_load *load) {
     return code;
 }
 
+/* What took until now since then, which becomes now. */
+static uint64_t lap(int64_t *since_ns) {
+    int64_t now_ns = cw_now_ns(), then_ns = *since_ns;
+    *since_ns = now_ns;
+    return (uint64_t)(now_ns - then_ns);
+}
+
 /* One step. -EAGAIN: the next one comes; else as cw_load_wait(). */
 static int step(cw_load *load, int64_t timeout_ns, int *loaded) {
+    int64_t since_ns = cw_now_ns();
     int code;
     switch (load->state) {
     case LOOK:
@@ -304,21 +313,26 @@ static int step(cw_load *load, int64_t timeout_ns, int *loaded) {
         return code == 1 ? over(load, 0) : -EAGAIN;
     case CLAIM:
         code = ask_claims(load, timeout_ns);
+        load->times.claim_ns += lap(&since_ns);
         if (code == -EAGAIN)
             load->state = LOOK;
         if (code)
             return code;
         code = begin_reading(load);
+        load->times.allocate_ns += lap(&since_ns);
         if (code)
             return over(load, code);
         load->state = READ;
         return -EAGAIN;
     case READ:
         code = cw_reading_wait(load->reading, timeout_ns);
+        load->times.read_ns += lap(&since_ns);
         if (code == -EINTR || code == -ETIMEDOUT)
             return code;
+        cw_reading_times(load->reading, &load->times);
         if (code == 0) {
             code = publish(load);
+            load->times.publish_ns += lap(&since_ns);
             *loaded |= code == 0;
         }
         return over(load, code);
@@ -459,6 +473,10 @@ int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes) {
     free(load->extra);
     load->extra = extra;
     return 0;
+}
+
+void cw_load_look_at(const cw_load *load, cw_load_times *out) {
+    *out = load->times;
 }
 
 void cw_load_end(cw_load *load) {

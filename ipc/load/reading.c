@@ -61,7 +61,7 @@ struct cw_reading {
     uint64_t next_bytes;    /* and from where on */
     uint64_t claimed, done; /* pieces */
     uint64_t total_bytes;
-    struct cw_reading_spent spent;
+    cw_load_times spent;
     int failed; /* 0, or the first failure's code */
     char sentence[CW_DETAIL_MAX];
     int over; /* eventfd: written when all is done, or it failed */
@@ -73,7 +73,7 @@ struct worker { /* a thread's own */
     struct cw_piece piece;
     unsigned lane; /* to which the piece goes first */
     uint8_t *buffer, *spare;
-    struct cw_reading_spent spent;
+    cw_load_times spent;
 };
 
 /* ---- claims ---- */
@@ -227,8 +227,20 @@ static int do_piece(struct cw_reading *r, struct worker *w, struct cw_ring_slot 
     return code;
 }
 
-static void note_done(struct cw_reading *r, const struct cw_piece *piece) {
+/* The lock is held. */
+static void add_spent(struct cw_reading *r, struct worker *w) {
+    r->spent.slot_ns += w->spent.slot_ns;
+    r->spent.file_ns += w->spent.file_ns;
+    r->spent.pin_ns += w->spent.pin_ns;
+    r->spent.send_ns += w->spent.send_ns;
+    r->spent.direct_bytes += w->spent.direct_bytes;
+    w->spent = (cw_load_times){.slot_ns = 0};
+}
+
+static void note_done(struct cw_reading *r, struct worker *w) {
+    const struct cw_piece *piece = &w->piece;
     pthread_mutex_lock(&r->lock);
+    add_spent(r, w);
     for (uint32_t i = 0; i < piece->count; i++)
         r->reads[piece->segments[i].read].hash += piece->segments[i].sum;
     bool last = ++r->done == r->claimed && r->next == r->count;
@@ -251,19 +263,8 @@ static int next_piece(struct cw_reading *r, struct worker *w) {
     if (slot)
         cw_ring_give(r->ring, slot);
     if (code == 0 && any)
-        note_done(r, &w->piece);
+        note_done(r, w);
     return code ? code : any;
-}
-
-static void add_spent(struct cw_reading *r, const struct cw_reading_spent *spent) {
-    pthread_mutex_lock(&r->lock);
-    r->spent.slot_ns += spent->slot_ns;
-    r->spent.file_ns += spent->file_ns;
-    r->spent.pin_ns += spent->pin_ns;
-    r->spent.send_ns += spent->send_ns;
-    r->spent.direct_bytes += spent->direct_bytes;
-    r->spent.threads++;
-    pthread_mutex_unlock(&r->lock);
 }
 
 /* A buffer of a piece, if none is in the ring: into which it is read, or by which. */
@@ -284,8 +285,6 @@ static void *work(void *context) {
                    : cw_fail(-EDQUOT, "no memory to read %.300s", r->checkpoint->path);
     while (code == 1)
         code = next_piece(r, w);
-    if (w)
-        add_spent(r, &w->spent);
     if (code)
         fail(r, code);
     if (w) {
@@ -478,4 +477,15 @@ void cw_reading_end(cw_reading *r) {
     while (r->thread_count)
         pthread_join(r->threads[--r->thread_count], NULL);
     reading_free(r);
+}
+
+void cw_reading_times(cw_reading *r, cw_load_times *out) {
+    pthread_mutex_lock(&r->lock);
+    out->slot_ns += r->spent.slot_ns;
+    out->file_ns += r->spent.file_ns;
+    out->pin_ns += r->spent.pin_ns;
+    out->send_ns += r->spent.send_ns;
+    out->direct_bytes += r->spent.direct_bytes;
+    out->threads = r->thread_count;
+    pthread_mutex_unlock(&r->lock);
 }

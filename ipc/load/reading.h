@@ -17,13 +17,7 @@
 int cw_reading_begin_copies(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t count,
                             uint32_t copies, cw_reading **out);
 
-/* Where the time of a read went: of all threads together, in ns. */
-struct cw_reading_spent {
-    uint64_t slot_ns; /* waiting for a slot of the ring */
-    uint64_t file_ns; /* reading files, hashes included */
-    uint64_t pin_ns, send_ns;
-    uint64_t direct_bytes; /* that were read without the page cache */
-    uint32_t threads, reserved;
-};
+/* Where the time of its pieces that are done went: the read's part of *out. */
+void cw_reading_times(cw_reading *reading, cw_load_times *out);
 
 #endif

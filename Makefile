@@ -107,7 +107,7 @@ $(BUILD)/%.o: %.c | $(CUDA_INCLUDE)/cuda.h
 
 # A processor is asked before this is called.
 ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),)
-$(BUILD)/broker/bridge/wire/hash_avx2.o: CFLAGS += -mavx2
+$(BUILD)/broker/bridge/wire/hash_avx2.o $(BUILD)/ipc/base/sum_avx2.o: CFLAGS += -mavx2
 endif
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))

@@ -440,7 +440,7 @@ typedef struct cw_leaf {
     cw_array *array;  /* to put: in which it lies. Of a tree that is held: NULL */
     uint64_t offset_bytes; /* of its lowest byte: to put, from the array's; else in its part */
     uint64_t size_bytes;   /* that it spans; to put: not looked at */
-    uint64_t hash;         /* XXH3 of these; to put: not looked at */
+    uint64_t hash;         /* of these (cw_array_hash); to put: not looked at */
     uint32_t part;         /* to put: not looked at */
     uint32_t alias;       /* number + 1 of an earlier leaf that it is, in the same place; 0: none */
     uint32_t kind, flags; /* enum cw_leaf_kind, enum cw_leaf_flags */
@@ -555,8 +555,9 @@ uint64_t cw_mount_version(const cw_mount *mount);
 int cw_mount_state(const cw_mount *mount);
 /* Arrays that were opened of it stay, with what is mapped. NULL is allowed. */
 void cw_mount_close(cw_mount *mount);
-/* The XXH3 of bytes of an array, wherever it lies, as the leaves' hashes are. From its lowest byte
- * on. -EINVAL beyond its end, and as cw_array_read(). Blocks until all is read. */
+/* The hash of bytes of an array, wherever it lies, as the leaves' hashes are: the sum of the XXH3
+ * of each 16 KiB, with their number as the seed. From its lowest byte on. -EINVAL beyond its end,
+ * and as cw_array_read(). Blocks until all is read. */
 int cw_array_hash(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes,
                   uint64_t *hash);
 
@@ -624,7 +625,7 @@ typedef struct cw_read {
     uint64_t offset_bytes; /* there, from the array's lowest byte */
     uint64_t skip_bytes;   /* of the tensor, which are left out */
     uint64_t size_bytes;   /* behind these */
-    uint64_t hash;         /* set: the XXH3 of what was read */
+    uint64_t hash;         /* set: of what was read, as cw_array_hash() */
     uint64_t reserved[2];
 } cw_read;
 /*
@@ -640,7 +641,7 @@ int cw_reading_begin(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t c
  * on, and may be waited for again. Blocks. */
 int cw_reading_wait(cw_reading *reading, int64_t timeout_ns);
 /* Ends it, done or not: afterwards nothing is written any more. Waits for what is under way, a
- * piece of 8 MiB a thread. NULL is allowed. */
+ * piece of 4 MiB a thread. NULL is allowed. */
 void cw_reading_end(cw_reading *reading);
 
 /*
@@ -656,11 +657,29 @@ typedef struct cw_load cw_load;
 int cw_load_begin(cw_client *client, const char *name, const char *path, const char *device,
                   uint32_t flags, cw_load **out);
 /*
+ * The same on each of these GPUs, which differ: a tree for each, under NAME/cuda:N. Each byte of
+ * the files is read once for all that are missing: every GPU gets a share of it over its own bus,
+ * and the rest from the others. cw_load_wait() gives count trees, in the order of devices.
+ */
+int cw_load_begin_all(cw_client *client, const char *name, const char *path,
+                      const char *const *devices, uint32_t count, uint32_t flags, cw_load **out);
+/* Members of a JSON object that a tree which is read here has in its metadata, beside "source" and
+ * "metadata". Before cw_load_wait(). -EINVAL: no object, or it has one of these two; -EDQUOT. */
+int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes);
+/*
  * Loads it, or waits for who does. 0: the caller owns *out. *loaded, which may be NULL: 1 if it was
  * read here. -EEXIST: the name means something else, which the sentence tells, and what to do.
  * -EINTR, -ETIMEDOUT: it goes on, and may be waited for again. Blocks. One thread.
  */
 int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded);
+/* Where the time of a load went: of the caller's thread, and of all that read, together. */
+typedef struct cw_load_times {
+    uint64_t claim_ns, allocate_ns, read_ns, publish_ns;
+    uint64_t slot_ns, file_ns, pin_ns, send_ns; /* for pinned memory; files, with hashes; to GPUs */
+    uint64_t direct_bytes;                      /* that were read past the page cache */
+    uint32_t threads, reserved0;
+} cw_load_times;
+void cw_load_look_at(const cw_load *load, cw_load_times *out);
 /* Ends it, done or not; somebody else may load then. NULL is allowed. */
 void cw_load_end(cw_load *load);
 

@@ -86,8 +86,11 @@ static int take_option(const struct option_row *row, const char *value, struct c
     out->options |= row->bit;
     if (row->bit == CLI_NAMESPACE)
         out->name_space = value;
-    if (row->bit == CLI_DEVICE)
-        out->device = value;
+    if (row->bit == CLI_DEVICE) {
+        if (out->device_count == CLI_DEVICES_MAX)
+            return cli_error(CLI_USAGE, "more than %d devices", CLI_DEVICES_MAX);
+        out->device = out->devices[out->device_count++] = value;
+    }
     if (row->bit == CLI_TIMEOUT_OPTION && !parse_seconds(value, &out->timeout_ns))
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_AFTER && !parse_version(value, &out->after))

@@ -43,12 +43,16 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_AFTER = 4096,
 };
 
-struct cli {                /* a parsed command line */
-    unsigned options;       /* of enum cli_option: those that were given */
-    const char *name_space; /* NULL: not given */
-    const char *device;     /* the same */
-    int64_t timeout_ns;     /* < 0: for ever */
-    uint64_t after;         /* a version of a tree */
+#define CLI_DEVICES_MAX 64
+
+struct cli {                              /* a parsed command line */
+    unsigned options;                     /* of enum cli_option: those that were given */
+    const char *name_space;               /* NULL: not given */
+    const char *device;                   /* the same */
+    const char *devices[CLI_DEVICES_MAX]; /* each that was given */
+    uint32_t device_count;
+    int64_t timeout_ns; /* < 0: for ever */
+    uint64_t after;     /* a version of a tree */
     int count;
     char **arguments;
 };

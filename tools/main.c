@@ -36,7 +36,10 @@ static const struct cli_command commands[] = {
      "reads\n"
      "the files, and if they are loaded already nobody does. Starts a broker if none runs. A name "
      "that\n"
-     "means other files is an error unless --replace is given.\n",
+     "means other files is an error unless --replace is given. --device may be repeated: a tree "
+     "for "
+     "each\n"
+     "GPU, NAME/cuda:N, and the files are read once.\n",
      CLI_JSON | CLI_NAMESPACE | CLI_KEEP | CLI_DEVICE | CLI_REPLACE | CLI_TIMEOUT_OPTION, 2, 2,
      cmd_load},
     {"verify", "NAME [PATH]", "Is a tree still what was published, and what lies in these files?",

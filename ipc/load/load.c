@@ -28,10 +28,17 @@
  * If the broker dies all calls say -ECONNRESET. Who fails (a file is damaged, no memory) ends its
  * claim like who dies; each of the others finds out for itself.
  *
+ * On several GPUs there is a tree for each, under a name of its own: NAME/cuda:0 and so on. Those
+ * that are missing are read at once, each byte of the files once, and published one after the
+ * other, each whole. Claims are asked for in the order of the names, and who needs an earlier one
+ * gives up those behind it first: so of loaders with lists in different orders none waits for
+ * another in a ring.
+ *
  * Owner: the caller's thread; cw_reading has threads of its own.
  */
 #include <errno.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,41 +48,40 @@
 #include "ipc/client.h"
 #include "ipc/load/checkpoint.h"
 #include "ipc/load/origin.h"
+#include "ipc/load/reading.h"
+#include "ipc/load/ring.h"
+#include "ipc/load/target.h"
 #include "ipc/request/channel.h"
 #include "ipc/tree/tree.h"
 #include "shm/base/atomic.h"
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
 
-#define PART_BYTES                                                                                 \
-    (64ull << 30) /* of memory that is allocated at once, unless one tensor is larger */
-
 enum state { LOOK, CLAIM, READ };
 
 struct cw_load {
     cw_client *client;
-    char *name, *device; /* device NULL: any */
-    struct cw_name_key key;
+    struct cw_target *targets; /* as they were asked for */
+    uint32_t *in_order;        /* their numbers, by name */
+    uint32_t count;
     cw_checkpoint *checkpoint;
+    char *extra; /* members of the metadata; NULL: none */
     uint32_t flags;
     enum state state;
-    uint64_t after; /* the version that the name meant when we looked; 0: none */
-    uint64_t token; /* of our CLAIM; 0: there is none */
-    cw_read *reads; /* one for each tensor */
-    cw_array **parts;
-    uint32_t part_count;
+    cw_read *reads; /* of all that are missing */
     cw_reading *reading;
+    cw_load_times times;
 };
 
 /* ---- what is there ---- */
 
 /* A tree on another device is not what was asked for. */
-static int check_place(const cw_load *load, const cw_tree *tree) {
+static int check_place(const struct cw_target *target, const cw_tree *tree) {
     const struct cw_index_head *head = tree->index.head;
     uint8_t uuid[CW_UUID_BYTES] = {0};
     const struct cw_backend *backend;
-    int ordinal, code = load->device ? cw_backend_find(load->device, &backend, &ordinal) : 0;
-    if (code || !load->device)
+    int ordinal, code = target->device ? cw_backend_find(target->device, &backend, &ordinal) : 0;
+    if (code || !target->device)
         return code;
     if (backend->device_kind != CW_DEVICE_HOST)
         code = backend->device_uuid(ordinal, uuid);
@@ -85,13 +91,14 @@ static int check_place(const cw_load *load, const cw_tree *tree) {
             code = cw_fail(-EEXIST,
                            "\"%.100s\" is there already, but not on %.20s: load it under another "
                            "name, or leave the device out",
-                           load->name, load->device);
+                           target->name, target->device);
     return code;
 }
 
 /* 1: the name is kept, or need not be; -EAGAIN: look again, since it means another version now, our
  * own one or somebody's. */
-static int keep(const cw_load *load, const cw_tree *tree, const struct cw_entry *entry) {
+static int keep(const cw_load *load, const struct cw_target *target, const cw_tree *tree,
+                const struct cw_entry *entry) {
     uint64_t version;
     if (!(load->flags & CW_KEEP))
         return 1;
@@ -99,45 +106,46 @@ static int keep(const cw_load *load, const cw_tree *tree, const struct cw_entry 
         return -EAGAIN;
     if (entry->flags & CW_ENTRY_KEEP)
         return 1;
-    int code =
-        cw_tree_name(tree, load->client, load->name, CW_KEEP | CW_REPLACE, tree->version, &version);
+    int code = cw_tree_name(tree, load->client, target->name, CW_KEEP | CW_REPLACE, tree->version,
+                            &version);
     return code == 0 || code == -ESTALE ? -EAGAIN : code;
 }
 
-/* The tree, if it is of our files. 1: it is; 0: there is none, or one to be replaced; -EAGAIN: look
- * again; else a code. */
-static int look(cw_load *load, cw_tree **out) {
+/* A target's tree, if it is of our files. 1: it is; 0: there is none, or one to be replaced;
+ * -EAGAIN: look again; else a code. */
+static int look(const cw_load *load, struct cw_target *target) {
     struct cw_found found;
     cw_tree *tree;
-    load->after = 0;
-    int code = cw_name_key_find(load->client, &load->key, &found);
+    target->after = 0;
+    int code = cw_name_key_find(load->client, &target->key, &found);
     if (code == -ENOENT)
         return 0;
     if (code == 0)
-        code = cw_tree_get(load->client, load->name, 0, &tree);
+        code = cw_tree_get(load->client, target->name, 0, &tree);
     if (code == -ENOENT) /* just now */
         return 0;
     if (code == -ENOTDIR && load->flags & CW_REPLACE) {
-        load->after = found.entry.id;
+        target->after = found.entry.id;
         return 0;
     }
     if (code)
         return code == -ENOTDIR ? cw_fail(-EEXIST,
                                           "\"%.100s\" is an array: load under another name, or "
                                           "replace it (replace=True, --replace)",
-                                          load->name)
+                                          target->name)
                                 : code;
     const struct cw_index_head *head = tree->index.head;
-    load->after = tree->version;
+    target->after = tree->version;
     code = cw_origin_same(load->checkpoint, tree->index.meta, head->meta_bytes);
     if (code == 1) {
-        code = check_place(load, tree);
-        code = code ? code : keep(load, tree, &found.entry);
+        code = check_place(target, tree);
+        code = code ? code : keep(load, target, tree, &found.entry);
     } else if (code == 0 && !(load->flags & CW_REPLACE)) {
-        code = cw_origin_differs(load->checkpoint, load->name, tree->index.meta, head->meta_bytes);
+        code =
+            cw_origin_differs(load->checkpoint, target->name, tree->index.meta, head->meta_bytes);
     }
     if (code == 1)
-        *out = tree;
+        target->tree = tree;
     else
         cw_tree_close(tree);
     return code;
@@ -151,75 +159,43 @@ static uint64_t next_token(void) {
     return CW_ADD(K23, &tokens, 1, relaxed) + 1;
 }
 
-static void release(cw_load *load) {
+static void release(const cw_load *load, struct cw_target *target) {
     uint8_t body[sizeof(struct cw_claim) + CW_KEY_MAX];
-    struct cw_claim head = {.token = load->token, .key = {.key_bytes = load->key.length}};
-    if (!load->token)
+    struct cw_claim head = {.token = target->token, .key = {.key_bytes = target->key.length}};
+    if (!target->token)
         return;
     memcpy(body, &head, sizeof head);
-    memcpy(body + sizeof head, load->key.text, load->key.length);
+    memcpy(body + sizeof head, target->key.text, target->key.length);
     /* Without memory to keep the message it is not sent, and the claim ends with the session. */
     (void)cw_channel_post(load->client, CW_OP_RELEASE, body,
-                          (uint32_t)sizeof head + load->key.length);
-    load->token = 0;
+                          (uint32_t)sizeof head + target->key.length);
+    target->token = 0;
 }
 
 /* 0: it is ours; -EAGAIN: look again; -EINTR, -ETIMEDOUT: it is not, and we do not wait for it. */
-static int ask_claim(cw_load *load, int64_t timeout_ns) {
-    load->token = next_token();
+static int ask_claim(const cw_load *load, struct cw_target *target, int64_t timeout_ns) {
+    target->token = next_token();
     struct cw_claim body = {
-        .token = load->token, .after = load->after, .key = {.key_bytes = load->key.length}};
-    struct iovec parts[] = {{&body, sizeof body}, {load->key.text, load->key.length}};
+        .token = target->token, .after = target->after, .key = {.key_bytes = target->key.length}};
+    struct iovec parts[] = {{&body, sizeof body}, {target->key.text, target->key.length}};
     int code =
         cw_channel_call(load->client, CW_OP_CLAIM, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
     if (code)
-        release(load); /* it may have been granted just before the wait for it was given up */
+        release(load,
+                target); /* it may have been granted just before the wait for it was given up */
     return code;
 }
 
-/* ---- memory ---- */
-
-static uint64_t aligned(uint64_t bytes) {
-    return (bytes + CW_LEAF_ALIGN - 1) / CW_LEAF_ALIGN * CW_LEAF_ALIGN;
-}
-
-static int add_part(cw_load *load, uint64_t size_bytes) {
-    int64_t size = (int64_t)size_bytes;
-    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
-    cw_array **parts = realloc(load->parts, (load->part_count + 1) * sizeof(void *));
-    if (!parts)
-        return cw_fail(-EDQUOT, "no memory to load %.300s", load->checkpoint->path);
-    load->parts = parts;
-    int code = cw_array_new(load->client, load->device ? load->device : "cpu", &layout, CW_APART,
-                            &parts[load->part_count]);
-    load->part_count += code == 0;
-    return code;
-}
-
-/* Where each tensor goes; then its memory, before a byte is read. */
-static int allocate(cw_load *load) {
-    const cw_checkpoint *c = load->checkpoint;
-    uint32_t first = 0;
-    uint64_t end = 0;
+/* All that are missing, in order. */
+static int ask_claims(cw_load *load, int64_t timeout_ns) {
     int code = 0;
-    load->reads = calloc((size_t)c->tensor_count + 1, sizeof *load->reads);
-    if (!load->reads)
-        return cw_fail(-EDQUOT, "no memory to load %.300s", c->path);
-    for (uint32_t i = 0; i <= c->tensor_count && code == 0; i++) {
-        uint64_t size = i < c->tensor_count ? c->tensors[i].size_bytes : 0;
-        bool whole = i == c->tensor_count || (end && aligned(end) + size > PART_BYTES);
-        if (whole && i > first) { /* also without bytes: what reads into it needs an array */
-            code = add_part(load, end ? end : 1);
-            for (; first < i && code == 0; first++)
-                load->reads[first].array = load->parts[load->part_count - 1];
-            end = 0;
-        }
-        if (i == c->tensor_count || code)
-            break;
-        load->reads[i].tensor = i;
-        load->reads[i].size_bytes = size;
-        load->reads[i].offset_bytes = aligned(end);
-        end = aligned(end) + size;
+    for (uint32_t i = 0; i < load->count && code == 0; i++) {
+        struct cw_target *target = &load->targets[load->in_order[i]];
+        if (target->tree || target->token)
+            continue;
+        for (uint32_t later = i + 1; later < load->count; later++)
+            release(load, &load->targets[load->in_order[later]]);
+        code = ask_claim(load, target, timeout_ns);
     }
     return code;
 }
@@ -227,94 +203,137 @@ static int allocate(cw_load *load) {
 static void give_back(cw_load *load) {
     cw_reading_end(load->reading); /* first: its threads write there */
     load->reading = NULL;
-    while (load->part_count)
-        cw_array_close(load->parts[--load->part_count]);
+    for (uint32_t i = 0; i < load->count; i++) {
+        struct cw_target *target = &load->targets[i];
+        cw_target_empty(target);
+    }
     free(load->reads);
     load->reads = NULL;
 }
 
 /* ---- the tree ---- */
 
-static int put(cw_load *load, cw_leaf *leaves, cw_tree **out) {
+static int put(const cw_load *load, struct cw_target *target, cw_leaf *leaves) {
     const cw_checkpoint *c = load->checkpoint;
     uint64_t meta_bytes;
     char *meta;
-    for (uint32_t i = 0; i < c->tensor_count; i++) {
-        const cw_read *read = &load->reads[i];
+    for (uint32_t i = 0; i < c->tensor_count; i++)
         leaves[i] = (cw_leaf){.path = c->tensors[i].name,
                               .layout = c->tensors[i].layout,
-                              .array = read->array,
-                              .offset_bytes = read->offset_bytes,
-                              .hash = read->hash,
+                              .array = target->reads[i].array,
+                              .offset_bytes = target->reads[i].offset_bytes,
+                              .hash = load->reads[i].hash, /* of the first copy */
                               .flags = CW_LEAF_HASHED};
-    }
-    int code = cw_origin_write(c, &meta, &meta_bytes);
+    int code = cw_origin_write(c, load->extra, &meta, &meta_bytes);
     if (code)
         return code;
-    code = cw_tree_put_hashed(load->client, load->name, leaves, c->tensor_count, meta, meta_bytes,
-                              (load->flags & CW_KEEP) | (load->after ? CW_REPLACE : 0u),
-                              load->after, true, out);
+    code = cw_tree_put_hashed(load->client, target->name, leaves, c->tensor_count, meta, meta_bytes,
+                              (load->flags & CW_KEEP) | (target->after ? CW_REPLACE : 0u),
+                              target->after, true, &target->tree);
     free(meta);
     return code;
 }
 
-static int publish(cw_load *load, cw_tree **out) {
+/* Each that was read. -EAGAIN: somebody put there without a claim. */
+static int publish(cw_load *load) {
     cw_leaf *leaves = calloc((size_t)load->checkpoint->tensor_count + 1, sizeof *leaves);
     if (!leaves)
         return cw_fail(-EDQUOT, "no memory to load %.300s", load->checkpoint->path);
-    int code = put(load, leaves, out);
+    int code = 0;
+    for (uint32_t i = 0; i < load->count && code == 0; i++)
+        if (load->targets[i].reads)
+            code = put(load, &load->targets[i], leaves);
     free(leaves);
-    return code;
+    return code == -EEXIST || code == -ESTALE ? -EAGAIN : code;
 }
 
 /* ---- the steps ---- */
 
 static int begin_reading(cw_load *load) {
-    int code = allocate(load);
+    const uint32_t tensors = load->checkpoint->tensor_count;
+    uint32_t copies = 0;
+    int code = 0;
+    load->reads = calloc((size_t)tensors * load->count + 1, sizeof *load->reads);
+    if (!load->reads)
+        return cw_fail(-EDQUOT, "no memory to load %.300s", load->checkpoint->path);
+    for (uint32_t i = 0; i < load->count && code == 0; i++) {
+        struct cw_target *target = &load->targets[i];
+        if (target->tree)
+            continue;
+        target->reads = load->reads + (size_t)tensors * copies++;
+        code = cw_target_allocate(target, load->client, load->checkpoint);
+    }
     if (code == 0)
-        code = cw_reading_begin(load->checkpoint, load->reads, load->checkpoint->tensor_count,
-                                &load->reading);
+        code =
+            cw_reading_begin_copies(load->checkpoint, load->reads, tensors, copies, &load->reading);
     return code;
 }
 
 /* What failed is over for this process, and somebody else may try. */
 static int over(cw_load *load, int code) {
     give_back(load);
-    release(load);
+    for (uint32_t i = 0; i < load->count; i++)
+        release(load, &load->targets[i]);
     load->state = LOOK;
     return code;
 }
 
+/* At those that are missing. 1: none is. */
+static int look_at_all(cw_load *load) {
+    int code = 1;
+    for (uint32_t i = 0; i < load->count; i++) {
+        struct cw_target *target = &load->targets[i];
+        int found = target->tree ? 1 : look(load, target);
+        if (found < 0)
+            return found;
+        if (found)
+            release(load, target);
+        code = found ? code : 0;
+    }
+    return code;
+}
+
+/* What took until now since then, which becomes now. */
+static uint64_t lap(int64_t *since_ns) {
+    int64_t now_ns = cw_now_ns(), then_ns = *since_ns;
+    *since_ns = now_ns;
+    return (uint64_t)(now_ns - then_ns);
+}
+
 /* One step. -EAGAIN: the next one comes; else as cw_load_wait(). */
-static int step(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) {
+static int step(cw_load *load, int64_t timeout_ns, int *loaded) {
+    int64_t since_ns = cw_now_ns();
     int code;
     switch (load->state) {
     case LOOK:
-        code = look(load, out);
+        code = look_at_all(load);
         if (code < 0)
             return code;
         load->state = CLAIM;
         return code == 1 ? over(load, 0) : -EAGAIN;
     case CLAIM:
-        code = ask_claim(load, timeout_ns);
+        code = ask_claims(load, timeout_ns);
+        load->times.claim_ns += lap(&since_ns);
         if (code == -EAGAIN)
             load->state = LOOK;
         if (code)
             return code;
         code = begin_reading(load);
+        load->times.allocate_ns += lap(&since_ns);
         if (code)
             return over(load, code);
         load->state = READ;
         return -EAGAIN;
     case READ:
         code = cw_reading_wait(load->reading, timeout_ns);
+        load->times.read_ns += lap(&since_ns);
         if (code == -EINTR || code == -ETIMEDOUT)
             return code;
+        cw_reading_times(load->reading, &load->times);
         if (code == 0) {
-            code = publish(load, out);
-            *loaded = code == 0;
-            if (code == -EEXIST || code == -ESTALE) /* somebody put there without a claim */
-                code = -EAGAIN;
+            code = publish(load);
+            load->times.publish_ns += lap(&since_ns);
+            *loaded |= code == 0;
         }
         return over(load, code);
     }
@@ -329,7 +348,7 @@ static int64_t left_ns(int64_t end_ns) {
 /* Whether another process loads is known to the broker alone, whose answer did not come in time.
  * How long we waited is the caller's to say, who may have asked several times. */
 static int not_yet(const cw_load *load) {
-    return cw_fail(-ETIMEDOUT, "\"%.100s\" is not loaded yet: %s", load->name,
+    return cw_fail(-ETIMEDOUT, "\"%.100s\" is not loaded yet: %s", load->targets[0].name,
                    load->state == READ ? "this process still reads the files"
                                        : "another process may be loading it");
 }
@@ -337,17 +356,19 @@ static int not_yet(const cw_load *load) {
 int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) {
     int64_t end_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     int read_here = 0, code;
-    cw_tree *tree = NULL;
     if (!load || !out)
         return cw_needs("a load and a place for the tree");
     do
         code = cw_client_usable(load->client);
-    while (code == 0 && (code = step(load, left_ns(end_ns), &tree, &read_here)) == -EAGAIN);
+    while (code == 0 && (code = step(load, left_ns(end_ns), &read_here)) == -EAGAIN);
     if (code == -ETIMEDOUT)
         return not_yet(load);
     if (code)
         return code;
-    *out = tree;
+    for (uint32_t i = 0; i < load->count; i++) {
+        out[i] = load->targets[i].tree;
+        load->targets[i].tree = NULL;
+    }
     if (loaded)
         *loaded = read_here;
     return 0;
@@ -362,51 +383,116 @@ static int check_paths(const cw_checkpoint *c) {
     return 0;
 }
 
-int cw_load_begin(cw_client *client, const char *name, const char *path, const char *device,
-                  uint32_t flags, cw_load **out) {
-    struct cw_name_key key;
-    cw_checkpoint *checkpoint;
-    if (!client || !path || !out)
-        return cw_needs("a client, a path and a place for the load");
+static int by_name(const void *a, const void *b, void *targets) {
+    const struct cw_target *all = targets;
+    return strcmp(all[*(const uint32_t *)a].name, all[*(const uint32_t *)b].name);
+}
+
+/* NAME/cuda:N for each of the GPUs. */
+static int make_targets(cw_load *load, const char *name, const char *const *devices) {
+    uint64_t seen = 0;
+    int code = 0;
+    for (uint32_t i = 0; i < load->count && code == 0; i++) {
+        const struct cw_backend *backend;
+        char device[32], own[CW_NAME_MAX + sizeof device];
+        int ordinal;
+        code = devices[i] ? cw_backend_find(devices[i], &backend, &ordinal)
+                          : cw_needs("a name for each device");
+        if (code)
+            return code;
+        if (backend->device_kind != CW_DEVICE_CUDA || seen >> ordinal & 1)
+            return cw_fail(-EINVAL, "%.20s: a list of devices names GPUs, each once", devices[i]);
+        seen |= 1ull << ordinal;
+        snprintf(device, sizeof device, "cuda:%d", ordinal);
+        if (snprintf(own, sizeof own, "%s/%s", name, device) >= (int)sizeof own)
+            return cw_fail(-EINVAL, "a name has at most %d bytes, with the device in it",
+                           CW_NAME_MAX);
+        code = cw_target_init(&load->targets[i], load->client, own, device);
+    }
+    for (uint32_t i = 0; i < load->count; i++)
+        load->in_order[i] = i;
+    qsort_r(load->in_order, load->count, sizeof *load->in_order, by_name, load->targets);
+    return code;
+}
+
+static int begin(cw_client *client, const char *name, const char *path, const char *const *devices,
+                 uint32_t count, bool list, uint32_t flags, cw_load **out) {
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
         return cw_fail(-EINVAL, "flags 0x%x: cw_load_begin knows CW_REPLACE and CW_KEEP", flags);
+    struct cw_name_key key;
     int code = cw_tree_key(client, name, &key);
-    if (code == 0 && device)
-        code = cw_device_check(device);
-    if (code == 0)
-        code = cw_checkpoint_open(path, &checkpoint);
     if (code)
         return code;
-    code = check_paths(checkpoint);
-    cw_load *load = code ? NULL : calloc(1, sizeof *load);
-    if (load) {
-        *load = (cw_load){.client = client,
-                          .name = strdup(name),
-                          .device = device ? strdup(device) : NULL,
-                          .key = key,
-                          .checkpoint = checkpoint,
-                          .flags = flags};
-        cw_client_ref(client);
-        if (load->name && (!device || load->device)) {
-            *out = load;
-            return 0;
-        }
-        load->checkpoint = NULL;
+    cw_load *load = calloc(1, sizeof *load);
+    if (!load)
+        return cw_fail(-EDQUOT, "no memory to load %.300s", path);
+    load->client = client;
+    cw_client_ref(client);
+    load->flags = flags;
+    code = cw_checkpoint_open(path, &load->checkpoint);
+    if (code == 0)
+        code = check_paths(load->checkpoint);
+    load->targets = code ? NULL : calloc(count, sizeof *load->targets);
+    load->in_order = code ? NULL : calloc(count, sizeof *load->in_order);
+    if (code == 0 && (!load->targets || !load->in_order))
+        code = cw_fail(-EDQUOT, "no memory to load %.300s", path);
+    load->count = code ? 0 : count;
+    if (code == 0)
+        code = list ? make_targets(load, name, devices)
+                    : cw_target_init(&load->targets[0], client, name, *devices);
+    if (code)
         cw_load_end(load);
-    }
-    cw_checkpoint_close(checkpoint);
-    return code ? code : cw_fail(-EDQUOT, "no memory to load %.300s", path);
+    else
+        *out = load;
+    return code;
+}
+
+int cw_load_begin(cw_client *client, const char *name, const char *path, const char *device,
+                  uint32_t flags, cw_load **out) {
+    if (!client || !path || !out)
+        return cw_needs("a client, a path and a place for the load");
+    return begin(client, name, path, &device, 1, false, flags, out);
+}
+
+int cw_load_begin_all(cw_client *client, const char *name, const char *path,
+                      const char *const *devices, uint32_t count, uint32_t flags, cw_load **out) {
+    if (!client || !path || !devices || !out)
+        return cw_needs("a client, a path, devices and a place for the load");
+    if (count == 0 || count > CW_RING_GPUS_MAX)
+        return cw_fail(-EINVAL, "a list of devices names 1 to %u GPUs", CW_RING_GPUS_MAX);
+    return begin(client, name, path, devices, count, true, flags, out);
+}
+
+int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes) {
+    if (!load || !meta)
+        return cw_needs("a load and metadata");
+    char *extra;
+    int code = cw_origin_members(meta, meta_bytes, &extra);
+    if (code)
+        return code;
+    free(load->extra);
+    load->extra = extra;
+    return 0;
+}
+
+void cw_load_look_at(const cw_load *load, cw_load_times *out) {
+    *out = load->times;
 }
 
 void cw_load_end(cw_load *load) {
     if (!load)
         return;
     give_back(load);
-    release(load);
+    for (uint32_t i = 0; i < load->count; i++) {
+        struct cw_target *target = &load->targets[i];
+        release(load, target);
+        cw_tree_close(target->tree);
+        cw_target_deinit(target);
+    }
     cw_checkpoint_close(load->checkpoint);
     cw_client_unref(load->client);
-    free(load->parts);
-    free(load->name);
-    free(load->device);
+    free(load->targets);
+    free(load->in_order);
+    free(load->extra);
     free(load);
 }

@@ -1,7 +1,7 @@
 /*
  * What a loaded tree says of where it came from: its metadata are
  *
- *   {"source": {"path": ..., "files": [...]}, "metadata": {...}}
+ *   {"source": {"path": ..., "files": [...]}, "metadata": {...}, and what the caller adds}
  *
  * with the files as cw_checkpoint_identity() writes them. We write them in one form alone, so that
  * the same files are the same text; what others have put under "source" is any other text. They may
@@ -22,7 +22,8 @@
 #include "ipc/load/json.h"
 #include "shm/base/error.h"
 
-int cw_origin_write(const cw_checkpoint *c, char **meta, uint64_t *meta_bytes) {
+int cw_origin_write(const cw_checkpoint *c, const char *members, char **meta,
+                    uint64_t *meta_bytes) {
     const char *key, *value;
     size_t size_bytes = 0;
     char *text = NULL;
@@ -38,7 +39,7 @@ int cw_origin_write(const cw_checkpoint *c, char **meta, uint64_t *meta_bytes) {
         fputs(": ", out);
         cw_folder_quote(out, value);
     }
-    fputs("}}", out);
+    fprintf(out, "}%s%s}", members && *members ? ", " : "", members ? members : "");
     if (fclose(out)) {
         free(text);
         return cw_fail(-EDQUOT, "no memory for the metadata of %.300s", c->path);
@@ -65,6 +66,49 @@ static bool find(struct cw_json *json, const char *wanted) {
 
 static bool is_text(const char *copy, uint64_t size_bytes) {
     return cw_json_utf8(copy, size_bytes);
+}
+
+static int no_object(const char *what) {
+    return cw_fail(-EINVAL, "metadata for a load are a JSON object; these: %s", what);
+}
+
+/* All of an object is looked at; its copy is decoded meanwhile. */
+static int check_members(struct cw_json *json) {
+    struct cw_json_text key;
+    bool first = true;
+    int more, code = cw_json_take(json, '{');
+    while (code == 0 && (more = cw_json_member(json, &first, &key)) != 0) {
+        code = more < 0 ? more : 0;
+        if (code == 0 && (strcmp(key.text, "source") == 0 || strcmp(key.text, "metadata") == 0))
+            return cw_fail(-EINVAL, "\"%s\" of the metadata is what a load writes there itself",
+                           key.text);
+        code = code ? code : cw_json_skip(json);
+    }
+    code = code ? code : cw_json_finish(json);
+    return code ? no_object(json->what) : 0;
+}
+
+int cw_origin_members(const char *object, uint64_t size_bytes, char **members) {
+    char *copy = malloc(size_bytes + 1), *made = malloc(size_bytes + 1);
+    int code = copy && made ? 0 : cw_fail(-EDQUOT, "no memory for the metadata of a load");
+    if (code == 0) {
+        memcpy(copy, object, size_bytes);
+        struct cw_json json = {.at = copy, .end = copy + size_bytes};
+        code = is_text(copy, size_bytes) ? check_members(&json) : no_object("are no UTF-8");
+    }
+    free(copy);
+    if (code) {
+        free(made);
+        return code;
+    }
+    const char *begin = (const char *)memchr(object, '{', size_bytes) + 1,
+               *end = (const char *)memrchr(object, '}', size_bytes);
+    while (begin < end && strchr(" \t\r\n", *begin))
+        begin++;
+    memcpy(made, begin, (size_t)(end - begin));
+    made[end - begin] = 0;
+    *members = made;
+    return 0;
 }
 
 int cw_origin_same(const cw_checkpoint *c, const void *meta, uint64_t meta_bytes) {

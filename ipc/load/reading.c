@@ -1,73 +1,67 @@
 /*
- * A read of a checkpoint's tensors, by as many threads as there are CPUs, 16 at most.
+ * A read of a checkpoint's tensors, by as many threads as there are CPUs, 16 at most; and by 16
+ * where files are not in the page cache, since a disk wants many requests at once.
+ * What is small is read by the caller's thread, which is faster than to start one.
  *
- * The reads are cut into pieces of 8 MiB, in the order in which they were given; a piece is of one
+ * The reads are cut into pieces of 4 MiB, in the order in which they were given; a piece is of one
  * file and without gaps in it, so that many small tensors are one call. A thread claims the next
- * piece, reads it straight into host memory (or by a ring of pinned memory to a GPU, ring.c),
- * hashes it while it is warm, and claims the next.
+ * piece, reads and hashes it (piece.c), straight into host memory or by a ring of pinned memory to
+ * GPUs (ring.c), and claims the next.
+ *
+ * To several GPUs each byte is read once: pieces go to one after the other, over the bus of each,
+ * and from there to the others, GPU to GPU. Where one GPU does not reach the other, the piece goes
+ * to it from the ring, too.
  *
  * Invariants:
  *   - A piece is claimed by one thread, under the lock, and each byte is read and hashed once.
- *   - The hash of a tensor that lies in several pieces is continued in their order: who has a later
- *     one waits for `hashed`. Pieces are claimed in order, so who has the earliest one that is not
- *     done waits for nobody, and all go on.
- *   - `failed` is set once, by the first that fails; then nobody claims, and nobody waits.
- *   - reads[].hash is written by the thread that hashes the last byte.
+ *   - Hashes are sums (ipc/base/sum.h), so no thread waits for another's; a tensor is cut where a
+ *     piece of the sum ends.
+ *   - `failed` is set once, by the first that fails; then nobody claims.
+ *   - reads[].hash is written under the lock, and is whole when the last piece is done.
  *
  * Owner: cw_reading_begin() to cw_reading_end(), which joins the threads: afterwards nothing writes
- * into the arrays any more. The memory is bounded: a piece of scratch or ring a thread, and a state
- * of the hash for each tensor that a piece has ended in. The process dies: its threads with it;
- * what was read lies in arrays that end with its session.
+ * into the arrays any more. The memory is bounded: a buffer or a slot of the ring a thread. The
+ * process dies: its threads with it; what was read lies in arrays that end with its session.
  */
 #include "ipc/load/reading.h"
 
 #include <errno.h>
-#include <limits.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include "ipc/array/array.h"
 #include "ipc/array/copy_bytes.h"
+#include "ipc/base/sum.h"
 #include "ipc/client.h"
+#include "ipc/cuda/backend.h"
 #include "ipc/load/checkpoint.h"
+#include "ipc/load/piece.h"
+#include "ipc/load/reads.h"
 #include "ipc/load/ring.h"
 #include "shm/base/error.h"
-#include "shm/base/segment.h"
 #include "shm/base/thread.h"
 #include "shm/base/wait.h"
 
-#define SEGMENTS_MAX 256u /* tensors of one piece */
-
-#ifndef MADV_POPULATE_WRITE /* Linux 5.14 */
-#define MADV_POPULATE_WRITE 23
-#endif
-
-struct progress {        /* of one read; under the lock */
-    XXH3_state_t *state; /* while it is hashed in several pieces */
-    uint64_t hashed;
-};
+#define READ_HERE_BYTES (256ull << 10) /* are read before threads would have begun */
 
 struct cw_reading {
     const cw_checkpoint *checkpoint;
-    cw_read *reads; /* the caller's */
-    uint32_t count;
-    struct progress *progress;
+    cw_read *reads; /* the caller's: count of each copy */
+    uint32_t count, copies;
+    struct cw_direct *files;
     struct cw_ring *ring; /* NULL: nothing goes to a GPU */
+    uint64_t *reach;      /* of each copy's GPU: the copies to which it may copy */
     pthread_mutex_t lock;
-    pthread_cond_t moved;   /* a hash went on, or it failed */
     uint32_t next;          /* the read that is claimed next, */
     uint64_t next_bytes;    /* and from where on */
     uint64_t claimed, done; /* pieces */
     uint64_t total_bytes;
+    cw_load_times spent;
     int failed; /* 0, or the first failure's code */
     char sentence[CW_DETAIL_MAX];
     int over; /* eventfd: written when all is done, or it failed */
@@ -75,169 +69,117 @@ struct cw_reading {
     unsigned thread_count;
 };
 
-struct segment { /* of one read */
-    uint32_t read;
-    uint64_t from_bytes, size_bytes;
-    uint8_t *bytes; /* where they are in host memory, once they are read */
-};
-
-struct piece {
-    uint32_t file, count;
-    uint64_t offset_bytes, size_bytes; /* in the file */
-    struct segment segments[SEGMENTS_MAX];
+struct worker { /* a thread's own */
+    struct cw_piece piece;
+    unsigned lane; /* to which the piece goes first */
+    uint8_t *buffer, *spare;
+    cw_load_times spent;
 };
 
 /* ---- claims ---- */
 
-static uint64_t file_offset(const struct cw_reading *r, uint32_t read, uint64_t from_bytes) {
-    const cw_read *what = &r->reads[read];
-    return r->checkpoint->tensors[what->tensor].offset_bytes + what->skip_bytes + from_bytes;
+/* What has no bytes is no part of a piece. The lock is held. */
+static void pass_empty(struct cw_reading *r) {
+    while (r->next < r->count && r->reads[r->next].size_bytes == 0)
+        r->next++;
 }
 
 /* Adds the next bytes to the piece, if they continue it. The lock is held. */
-static bool claim_more(struct cw_reading *r, struct piece *piece) {
+static bool claim_more(struct cw_reading *r, struct cw_piece *piece) {
     const cw_read *what = &r->reads[r->next];
-    uint32_t file = r->checkpoint->tensors[what->tensor].file;
-    uint64_t offset = file_offset(r, r->next, r->next_bytes);
+    const cw_tensor *tensor = &r->checkpoint->tensors[what->tensor];
+    uint64_t offset = tensor->offset_bytes + what->skip_bytes + r->next_bytes;
     uint64_t left = what->size_bytes - r->next_bytes,
              room = CW_READ_PIECE_BYTES - piece->size_bytes;
-    if (piece->count && (file != piece->file || offset != piece->offset_bytes + piece->size_bytes))
+    if (piece->count &&
+        (tensor->file != piece->file || offset != piece->offset_bytes + piece->size_bytes))
+        return false;
+    uint64_t some = left <= room ? left : room / CW_SUM_PIECE * CW_SUM_PIECE;
+    if (!some)
         return false;
     if (!piece->count) {
-        piece->file = file;
+        piece->file = tensor->file;
         piece->offset_bytes = offset;
     }
-    uint64_t some = left < room ? left : room;
-    piece->segments[piece->count++] =
-        (struct segment){.read = r->next, .from_bytes = r->next_bytes, .size_bytes = some};
+    piece->segments[piece->count++] = (struct cw_stretch){
+        .read = r->next,
+        .from_bytes = r->next_bytes,
+        .size_bytes = some,
+        .bytes = what->array ? what->array->bytes + what->offset_bytes + r->next_bytes : NULL};
     piece->size_bytes += some;
     r->next_bytes += some;
     if (r->next_bytes == what->size_bytes) {
         r->next++;
         r->next_bytes = 0;
+        pass_empty(r);
     }
     return true;
 }
 
-static bool claim(struct cw_reading *r, struct piece *piece) {
+static bool claim(struct cw_reading *r, struct worker *w) {
+    struct cw_piece *piece = &w->piece;
     piece->count = 0;
     piece->size_bytes = 0;
     pthread_mutex_lock(&r->lock);
-    while (!r->failed && r->next < r->count && piece->count < SEGMENTS_MAX &&
+    while (!r->failed && r->next < r->count && piece->count < CW_PIECE_SEGMENTS &&
            piece->size_bytes < CW_READ_PIECE_BYTES && claim_more(r, piece))
         ;
+    w->lane = (unsigned)(r->claimed % r->copies);
     r->claimed += piece->count > 0;
     pthread_mutex_unlock(&r->lock);
     return piece->count > 0;
 }
 
-/* ---- bytes ---- */
+/* ---- to GPUs ---- */
 
-static int short_file(const struct cw_checkpoint_file *file) {
-    return cw_fail(-EPROTO, "%.300s was cut off while it was read: load it again", file->path);
+/* Where a segment goes in a copy. */
+static uint8_t *target_of(const struct cw_reading *r, uint32_t copy,
+                          const struct cw_stretch *segment) {
+    const cw_read *what = &r->reads[(uint64_t)copy * r->count + segment->read];
+    return what->array->bytes + what->offset_bytes + segment->from_bytes;
 }
 
-/* Reads all of a piece into these parts, which it changes. */
-static int read_parts(const struct cw_checkpoint_file *file, struct iovec *parts, uint32_t count,
-                      uint64_t offset_bytes) {
-    for (;;) {
-        while (count && parts->iov_len == 0) /* else 0 bytes would look like the file's end */
-            parts++, count--;
-        if (count == 0)
-            return 0;
-        ssize_t got = preadv(file->fd, parts, (int)count, (off_t)offset_bytes);
-        if (got < 0 && errno == EINTR)
+/* Segments from there on that are one behind the other in host memory and in each copy. */
+static uint32_t run_of(const struct cw_reading *r, const struct cw_piece *piece, uint32_t first,
+                       uint64_t *size_bytes) {
+    uint32_t end = first + 1;
+    *size_bytes = piece->segments[first].size_bytes;
+    for (; end < piece->count; end++) {
+        for (uint32_t copy = 0; copy < r->copies; copy++)
+            if (target_of(r, copy, &piece->segments[end]) !=
+                target_of(r, copy, &piece->segments[first]) + *size_bytes)
+                return end;
+        *size_bytes += piece->segments[end].size_bytes;
+    }
+    return end;
+}
+
+/* To this lane, and from there, or from the ring, to all others. */
+static int send_run(struct cw_reading *r, struct cw_ring_slot *slot, unsigned lane,
+                    const struct cw_stretch *segment, uint64_t size_bytes) {
+    uint8_t *first = target_of(r, lane, segment);
+    cw_client *client = r->reads[0].array->client;
+    int code = cw_ring_send(r->ring, slot, lane, first, segment->bytes, size_bytes);
+    cw_copy_count(client, CW_ROUTE_IN, size_bytes);
+    for (uint32_t copy = 0; copy < r->copies && code == 0; copy++) {
+        bool reached = r->reach[lane] >> copy & 1;
+        if (copy == lane)
             continue;
-        if (got < 0)
-            return cw_fail(-errno, "reading %.300s failed: %m", file->path);
-        if (got == 0)
-            return short_file(file);
-        offset_bytes += (uint64_t)got;
-        for (; count && (size_t)got >= parts->iov_len; parts++, count--)
-            got -= (ssize_t)parts->iov_len;
-        if (count) {
-            parts->iov_base = (char *)parts->iov_base + got;
-            parts->iov_len -= (size_t)got;
-        }
+        uint8_t *target = target_of(r, copy, segment);
+        code = reached ? cw_ring_spread(r->ring, slot, lane, target, first, size_bytes)
+                       : cw_ring_send(r->ring, slot, copy, target, segment->bytes, size_bytes);
+        cw_copy_count(client, reached ? CW_ROUTE_PEER : CW_ROUTE_IN, size_bytes);
     }
+    return code;
 }
 
-/* Maps whole pages by one call, which one by one takes as long as the copy. A hint. */
-static void populate(uint8_t *bytes, uint64_t size_bytes) {
-    uintptr_t first = ((uintptr_t)bytes + CW_PAGE - 1) / CW_PAGE * CW_PAGE,
-              end = ((uintptr_t)bytes + size_bytes) / CW_PAGE * CW_PAGE;
-    if (first < end)
-        (void)madvise((void *)first, end - first, MADV_POPULATE_WRITE);
-}
-
-/* Straight into host memory. */
-static int read_here(struct cw_reading *r, struct piece *piece) {
-    struct iovec parts[SEGMENTS_MAX];
-    for (uint32_t i = 0; i < piece->count; i++) {
-        struct segment *segment = &piece->segments[i];
-        const cw_read *what = &r->reads[segment->read];
-        segment->bytes = what->array->bytes + what->offset_bytes + segment->from_bytes;
-        populate(segment->bytes, segment->size_bytes);
-        parts[i] = (struct iovec){segment->bytes, segment->size_bytes};
-    }
-    return read_parts(&r->checkpoint->files[piece->file], parts, piece->count, piece->offset_bytes);
-}
-
-/* Into a buffer of a piece's size. */
-static int read_into(struct cw_reading *r, struct piece *piece, uint8_t *buffer) {
-    struct iovec part = {buffer, piece->size_bytes};
-    for (uint32_t i = 0; i < piece->count; i++) {
-        piece->segments[i].bytes = buffer;
-        buffer += piece->segments[i].size_bytes;
-    }
-    return read_parts(&r->checkpoint->files[piece->file], &part, 1, piece->offset_bytes);
-}
-
-/* ---- hashes ---- */
-
-/* A tensor that lies in one piece. */
-static bool is_whole(const struct cw_reading *r, const struct segment *segment) {
-    return segment->size_bytes == r->reads[segment->read].size_bytes;
-}
-
-static int hash_part(struct cw_reading *r, const struct segment *segment) {
-    struct progress *progress = &r->progress[segment->read];
-    cw_read *what = &r->reads[segment->read];
-    pthread_mutex_lock(&r->lock);
-    while (progress->hashed != segment->from_bytes && !r->failed)
-        pthread_cond_wait(&r->moved, &r->lock);
-    int code = r->failed;
-    pthread_mutex_unlock(&r->lock);
-    if (code)
-        return code;
-    if (!progress->state) {
-        progress->state = XXH3_createState();
-        if (!progress->state)
-            return cw_fail(-EDQUOT, "no memory to hash a tensor");
-        XXH3_64bits_reset(progress->state);
-    }
-    XXH3_64bits_update(progress->state, segment->bytes, segment->size_bytes);
-    if (segment->from_bytes + segment->size_bytes == what->size_bytes) {
-        what->hash = XXH3_64bits_digest(progress->state);
-        XXH3_freeState(progress->state);
-        progress->state = NULL;
-    }
-    pthread_mutex_lock(&r->lock);
-    progress->hashed += segment->size_bytes;
-    pthread_cond_broadcast(&r->moved);
-    pthread_mutex_unlock(&r->lock);
-    return 0;
-}
-
-static int hash_piece(struct cw_reading *r, const struct piece *piece) {
+static int send_piece(struct cw_reading *r, const struct worker *w, struct cw_ring_slot *slot) {
+    const struct cw_piece *piece = &w->piece;
     int code = 0;
-    for (uint32_t i = 0; i < piece->count && code == 0; i++) {
-        const struct segment *segment = &piece->segments[i];
-        if (is_whole(r, segment))
-            r->reads[segment->read].hash = XXH3_64bits(
-                segment->size_bytes ? segment->bytes : (const void *)"", segment->size_bytes);
-        else
-            code = hash_part(r, segment);
+    for (uint32_t i = 0, next; i < piece->count && code == 0; i = next) {
+        uint64_t size_bytes;
+        next = run_of(r, piece, i, &size_bytes);
+        code = send_run(r, slot, w->lane, &piece->segments[i], size_bytes);
     }
     return code;
 }
@@ -257,152 +199,219 @@ static void fail(struct cw_reading *r, int code) {
     if (first) {
         r->failed = code;
         strcpy(r->sentence, cw_detail());
-        pthread_cond_broadcast(&r->moved);
     }
     pthread_mutex_unlock(&r->lock);
     if (first)
         tell_over(r);
 }
 
-static int send_piece(struct cw_reading *r, const struct piece *piece, struct cw_ring_slot *slot) {
-    int code = 0;
-    for (uint32_t i = 0; i < piece->count && code == 0; i++) {
-        const struct segment *segment = &piece->segments[i];
-        const cw_read *what = &r->reads[segment->read];
-        if (segment->size_bytes)
-            code = cw_ring_send(r->ring, slot,
-                                what->array->bytes + what->offset_bytes + segment->from_bytes,
-                                segment->bytes, segment->size_bytes);
-    }
+/* What took until now since then, which becomes now. */
+static uint64_t lap(int64_t *since_ns) {
+    int64_t now_ns = cw_now_ns(), then_ns = *since_ns;
+    *since_ns = now_ns;
+    return (uint64_t)(now_ns - then_ns);
+}
+
+static int do_piece(struct cw_reading *r, struct worker *w, struct cw_ring_slot *slot) {
+    int64_t since_ns = cw_now_ns();
+    int code =
+        cw_piece_read(&w->piece, &r->files[w->piece.file], slot ? cw_ring_bytes(slot) : w->buffer,
+                      w->spare, &w->spent.direct_bytes);
+    w->spent.file_ns += lap(&since_ns);
+    if (code || !slot)
+        return code;
+    cw_ring_pin(r->ring, slot);
+    w->spent.pin_ns += lap(&since_ns);
+    code = send_piece(r, w, slot);
+    w->spent.send_ns += lap(&since_ns);
     return code;
 }
 
-static int do_piece(struct cw_reading *r, struct piece *piece, struct cw_ring_slot *slot,
-                    uint8_t *scratch) {
-    uint8_t *buffer = slot ? cw_ring_bytes(slot) : scratch;
-    int code = buffer ? read_into(r, piece, buffer) : read_here(r, piece);
-    if (code == 0 && slot)
-        code = send_piece(r, piece, slot);
-    if (code == 0 && slot)
-        cw_copy_count(r->reads[0].array->client, CW_ROUTE_IN, piece->size_bytes);
-    return code ? code : hash_piece(r, piece); /* while it goes */
+/* The lock is held. */
+static void add_spent(struct cw_reading *r, struct worker *w) {
+    r->spent.slot_ns += w->spent.slot_ns;
+    r->spent.file_ns += w->spent.file_ns;
+    r->spent.pin_ns += w->spent.pin_ns;
+    r->spent.send_ns += w->spent.send_ns;
+    r->spent.direct_bytes += w->spent.direct_bytes;
+    w->spent = (cw_load_times){.slot_ns = 0};
 }
 
-static void note_done(struct cw_reading *r) {
+static void note_done(struct cw_reading *r, struct worker *w) {
+    const struct cw_piece *piece = &w->piece;
     pthread_mutex_lock(&r->lock);
+    add_spent(r, w);
+    for (uint32_t i = 0; i < piece->count; i++)
+        r->reads[piece->segments[i].read].hash += piece->segments[i].sum;
     bool last = ++r->done == r->claimed && r->next == r->count;
     pthread_mutex_unlock(&r->lock);
     if (last)
         tell_over(r);
 }
 
-/* One piece. A slot comes first: who has claimed a piece waits for none, and so the earliest piece
- * is always got on with. 1; 0: none is left; or a failure. */
-static int next_piece(struct cw_reading *r, struct piece *piece, uint8_t *scratch) {
+/* One piece. 1; 0: none is left; or a failure. */
+static int next_piece(struct cw_reading *r, struct worker *w) {
     struct cw_ring_slot *slot = NULL;
+    int64_t since_ns = cw_now_ns();
     int code = r->ring ? cw_ring_take(r->ring, &slot) : 0;
     if (code)
         return code;
-    bool any = claim(r, piece);
+    w->spent.slot_ns += lap(&since_ns);
+    bool any = claim(r, w);
     if (any)
-        code = do_piece(r, piece, slot, scratch);
+        code = do_piece(r, w, slot);
     if (slot)
         cw_ring_give(r->ring, slot);
     if (code == 0 && any)
-        note_done(r);
+        note_done(r, w);
     return code ? code : any;
+}
+
+/* A buffer of a piece, if none is in the ring: into which it is read, or by which. */
+static bool make_buffer(struct worker *w, const struct cw_reading *r) {
+    bool to_host = r->reads[0].array && !r->ring;
+    if (r->ring || (to_host && r->total_bytes <= READ_HERE_BYTES))
+        return true;
+    uint8_t *made = aligned_alloc(CW_READ_ALIGN, CW_READ_BUFFER_BYTES);
+    *(to_host ? &w->spare : &w->buffer) = made;
+    return made;
 }
 
 static void *work(void *context) {
     struct cw_reading *r = context;
-    struct piece *piece = malloc(sizeof *piece);
-    bool hashes_only = !r->reads[0].array;
-    uint8_t *scratch = hashes_only ? malloc(CW_READ_PIECE_BYTES) : NULL;
-    int code = piece && (scratch || !hashes_only)
+    struct worker *w = calloc(1, sizeof *w);
+    int code = w && make_buffer(w, r)
                    ? 1
                    : cw_fail(-EDQUOT, "no memory to read %.300s", r->checkpoint->path);
     while (code == 1)
-        code = next_piece(r, piece, scratch);
+        code = next_piece(r, w);
     if (code)
         fail(r, code);
-    free(scratch);
-    free(piece);
+    if (w) {
+        free(w->buffer);
+        free(w->spare);
+    }
+    free(w);
     return NULL;
 }
 
-static unsigned threads_wanted(uint64_t total_bytes) {
+/* Is a file that is read not in the page cache? */
+static bool is_cold(const struct cw_reading *r) {
+    for (uint32_t i = 0; i < r->count; i++) {
+        const struct cw_direct *file = &r->files[r->checkpoint->tensors[r->reads[i].tensor].file];
+        const cw_tensor *tensor = &r->checkpoint->tensors[r->reads[i].tensor];
+        if (r->reads[i].size_bytes >= CW_READ_PIECE_BYTES &&
+            !cw_direct_cached(file, tensor->offset_bytes + r->reads[i].skip_bytes,
+                              r->reads[i].size_bytes))
+            return true;
+    }
+    return false;
+}
+
+static unsigned threads_wanted(const struct cw_reading *r) {
     cpu_set_t cpus;
-    uint64_t pieces = total_bytes / CW_READ_PIECE_BYTES + 1;
+    uint64_t pieces = r->total_bytes / CW_READ_PIECE_BYTES + 1;
     unsigned wanted = 1;
-    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0)
-        wanted = (unsigned)CPU_COUNT(&cpus);
+    if (pieces > 1 && sched_getaffinity(0, sizeof cpus, &cpus) == 0)
+        wanted = is_cold(r) ? CW_READ_THREADS_MAX : (unsigned)CPU_COUNT(&cpus);
     wanted = wanted < CW_READ_THREADS_MAX ? wanted : CW_READ_THREADS_MAX;
     return pieces < wanted ? (unsigned)pieces : wanted;
 }
 
 /* ---- the whole ---- */
 
-/* All to host memory, all to one GPU, or all to nowhere; within tensors and arrays. */
-static int check_reads(const cw_checkpoint *c, const cw_read *reads, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++) {
-        const cw_read *what = &reads[i];
-        if (what->tensor >= c->tensor_count)
-            return cw_fail(-EINVAL, "read %u: tensor %u of %u", i, what->tensor, c->tensor_count);
-        uint64_t size = c->tensors[what->tensor].size_bytes;
-        if (what->skip_bytes > size || what->size_bytes > size - what->skip_bytes)
-            return cw_fail(-EINVAL, "read %u goes beyond its tensor of %llu bytes", i,
-                           (unsigned long long)size);
-        if (!what->array != !reads->array)
-            return cw_fail(-EINVAL, "read %u: either all reads have an array, or none has", i);
-        if (!what->array)
-            continue;
-        int code = cw_array_ours(what->array);
-        if (code)
-            return code;
-        if (what->array->evict || what->array->readonly ||
-            what->offset_bytes > what->array->size_bytes ||
-            what->size_bytes > what->array->size_bytes - what->offset_bytes)
-            return cw_fail(-EINVAL, "read %u does not lie in its array, or cannot be written", i);
-        if (cw_array_gpu(what->array) != cw_array_gpu(reads->array))
-            return cw_fail(-EINVAL, "read %u: arrays of one read lie on one device", i);
-    }
-    return 0;
-}
-
 static void reading_free(struct cw_reading *r) {
-    for (uint32_t i = 0; r->progress && i < r->count; i++)
-        if (r->progress[i].state)
-            XXH3_freeState(r->progress[i].state);
     cw_ring_close(r->ring);
-    free(r->progress);
+    for (uint32_t i = 0; r->files && i < r->checkpoint->file_count; i++)
+        cw_direct_deinit(&r->files[i]);
+    free(r->files);
+    free(r->reach);
     if (r->over >= 0)
         close(r->over);
-    pthread_cond_destroy(&r->moved);
     pthread_mutex_destroy(&r->lock);
     free(r);
 }
 
+/* Lets each copy's GPU write to the memory of the others, where it reaches them. */
+static int admit(struct cw_reading *r, const int *gpus) {
+    for (uint32_t from = 0; from < r->copies; from++)
+        for (uint32_t to = 0; to < r->copies; to++) {
+            struct cw_gpu *source, *target;
+            int code = cw_gpu_get(gpus[from], &source);
+            if (code == 0)
+                code = cw_gpu_get(gpus[to], &target);
+            if (code)
+                return code;
+            if (from == to || !cw_gpu_reaches(source, target))
+                continue;
+            cw_read *reads = &r->reads[(uint64_t)to * r->count];
+            const cw_array *last = NULL;
+            for (uint32_t i = 0; i < r->count && code == 0; i++)
+                if (reads[i].array != last) {
+                    last = reads[i].array;
+                    code = cw_cuda_admit(source, cw_copy_end_of(reads[i].array, 0).mapping);
+                }
+            if (code)
+                return code;
+            r->reach[from] |= 1ull << to;
+        }
+    return 0;
+}
+
+static int open_ring(struct cw_reading *r, unsigned threads) {
+    int gpus[CW_RING_GPUS_MAX];
+    for (uint32_t copy = 0; copy < r->copies; copy++)
+        gpus[copy] = cw_array_gpu(r->reads[(uint64_t)copy * r->count].array);
+    int code = cw_ring_open(gpus, r->copies, threads, &r->ring);
+    return code ? code : admit(r, gpus);
+}
+
+/* A failure is the read's, which tells it when it is waited for. */
 static int start(struct cw_reading *r) {
-    unsigned wanted = threads_wanted(r->total_bytes);
-    int gpu = r->count && r->reads[0].array ? cw_array_gpu(r->reads[0].array) : -1;
-    int code = gpu >= 0 ? cw_ring_open(gpu, wanted, &r->ring) : 0;
+    unsigned wanted = threads_wanted(r);
+    bool to_gpu = r->count && r->reads[0].array && cw_array_gpu(r->reads[0].array) >= 0;
+    int code = to_gpu && r->total_bytes ? open_ring(r, wanted) : 0;
     if (code)
         return code;
-    if (r->count == 0)
+    if (!r->total_bytes) {
         tell_over(r);
-    while (r->count && r->thread_count < wanted &&
+        return 0;
+    }
+    if (r->total_bytes <= READ_HERE_BYTES) {
+        (void)work(r);
+        return 0;
+    }
+    while (r->thread_count < wanted &&
            cw_thread_start(&r->threads[r->thread_count], NULL, work, r) == 0)
         r->thread_count++;
-    return r->thread_count || !r->count
+    return r->thread_count
                ? 0
                : cw_fail(-EDQUOT, "no thread could be started to read %.300s", r->checkpoint->path);
 }
 
-int cw_reading_begin(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t count,
-                     cw_reading **out) {
-    if (!checkpoint || (count && !reads) || !out)
-        return cw_needs("a checkpoint, reads and a place for the reading");
-    int code = check_reads(checkpoint, reads, count);
+/* What has no bytes is hashed here; where the files are. */
+static int prepare(struct cw_reading *r) {
+    const cw_checkpoint *c = r->checkpoint;
+    r->files = calloc((size_t)c->file_count + 1, sizeof *r->files);
+    r->reach = calloc(r->copies, sizeof *r->reach);
+    if (!r->files || !r->reach || r->over < 0)
+        return cw_fail(-EDQUOT, "no memory or descriptor to read %.300s: %m", c->path);
+    for (uint32_t i = 0; i < c->file_count; i++)
+        cw_direct_init(&r->files[i], c->files[i].path, c->files[i].fd);
+    for (uint32_t i = 0; i < r->count; i++) {
+        r->total_bytes += r->reads[i].size_bytes;
+        r->reads[i].hash = r->reads[i].size_bytes ? 0 : cw_sum(NULL, 0, 0);
+    }
+    for (uint32_t i = 0; r->total_bytes > READ_HERE_BYTES && i < c->file_count; i++)
+        if (c->files[i].status.st_size > 0)
+            cw_direct_ask(&r->files[i], (uint64_t)c->files[i].status.st_size);
+    pass_empty(r);
+    return 0;
+}
+
+int cw_reading_begin_copies(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t count,
+                            uint32_t copies, cw_reading **out) {
+    int code = cw_reads_check(checkpoint, reads, count, copies);
     if (code)
         return code;
     struct cw_reading *r = calloc(1, sizeof *r);
@@ -411,14 +420,10 @@ int cw_reading_begin(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t c
     r->checkpoint = checkpoint;
     r->reads = reads;
     r->count = count;
+    r->copies = copies;
     pthread_mutex_init(&r->lock, NULL);
-    pthread_cond_init(&r->moved, NULL);
-    r->progress = calloc((size_t)count + 1, sizeof *r->progress);
     r->over = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    for (uint32_t i = 0; i < count; i++)
-        r->total_bytes += reads[i].size_bytes;
-    if (!r->progress || r->over < 0)
-        code = cw_fail(-EDQUOT, "no memory or descriptor to read %.300s: %m", checkpoint->path);
+    code = prepare(r);
     if (code == 0)
         code = start(r);
     if (code)
@@ -426,6 +431,13 @@ int cw_reading_begin(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t c
     else
         *out = r;
     return code;
+}
+
+int cw_reading_begin(const cw_checkpoint *checkpoint, cw_read *reads, uint32_t count,
+                     cw_reading **out) {
+    if (!checkpoint || (count && !reads) || !out)
+        return cw_needs("a checkpoint, reads and a place for the reading");
+    return cw_reading_begin_copies(checkpoint, reads, count, 1, out);
 }
 
 int cw_reading_wait(cw_reading *r, int64_t timeout_ns) {
@@ -459,12 +471,21 @@ void cw_reading_end(cw_reading *r) {
     if (!r)
         return;
     pthread_mutex_lock(&r->lock);
-    if (!r->failed && (r->next < r->count || r->done < r->claimed)) {
+    if (!r->failed && (r->next < r->count || r->done < r->claimed))
         r->failed = -ECANCELED;
-        pthread_cond_broadcast(&r->moved);
-    }
     pthread_mutex_unlock(&r->lock);
     while (r->thread_count)
         pthread_join(r->threads[--r->thread_count], NULL);
     reading_free(r);
+}
+
+void cw_reading_times(cw_reading *r, cw_load_times *out) {
+    pthread_mutex_lock(&r->lock);
+    out->slot_ns += r->spent.slot_ns;
+    out->file_ns += r->spent.file_ns;
+    out->pin_ns += r->spent.pin_ns;
+    out->send_ns += r->spent.send_ns;
+    out->direct_bytes += r->spent.direct_bytes;
+    out->threads = r->thread_count;
+    pthread_mutex_unlock(&r->lock);
 }

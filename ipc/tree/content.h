@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-/* The XXH3 of memory of this process. 0. */
+/* The hash (ipc/base/sum.h) of memory of this process. 0. */
 int cw_bytes_hash(const void *bytes, uint64_t size_bytes, uint64_t *hash);
 
 #endif

@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, overload
 
 from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
+from cableway._core.arguments import flag, name_bytes
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
@@ -35,19 +36,6 @@ from cableway.tree import Tree
 __all__ = ["get", "names", "put", "remove", "wait"]
 
 _new_array, _new_lease, _Cell = Array.__new__, Lease.__new__, _dispatch.LeaseCell
-
-
-def _encode(name: object) -> bytes:
-    """A name as the library takes it. Its grammar is the library's to check."""
-    if not isinstance(name, str):
-        raise TypeError(f"a name is a str, not {type(name).__name__}")
-    try:
-        encoded = name.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the name {name!r} cannot be encoded as UTF-8") from None
-    if b"\0" in encoded:
-        raise ValueError(f"a name must not contain a NUL character: {name!r}")
-    return encoded
 
 
 class _Module(Protocol):
@@ -150,9 +138,10 @@ def put(
         ...
     cableway.errors.NameTaken: ...
     """
-    encoded = _encode(name)
+    encoded = name_bytes(name)
     check(lib.cw_name_check(encoded))
-    flags = (lib.CW_REPLACE if replace else 0) | (lib.CW_KEEP if keep else 0)
+    flags = lib.CW_REPLACE if flag("replace", replace) else 0
+    flags |= lib.CW_KEEP if flag("keep", keep) else 0
     if remote is not None:
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
@@ -253,7 +242,7 @@ def get(
         return _swappable(name, timeout, device)
     if device is not None:
         device = resolve(device)
-    encoded = _encode(name)
+    encoded = name_bytes(name)
     if device is not None and encoded[:2] == b"//":
         made = _get_at(name, encoded, device, 2 if readonly else 0, timeout)
         made._name = name
@@ -290,7 +279,7 @@ def get(
 
 def _checked(name: str) -> str:
     """The name, if it is one."""
-    check(lib.cw_name_check(_encode(name)))
+    check(lib.cw_name_check(name_bytes(name)))
     return name
 
 
@@ -375,7 +364,7 @@ def wait(name: str, timeout: float | None = None, *, after: int | None = None) -
     if after is not None:
         tree.wait_after(_checked(name), after, timeout)
         return
-    _wait_until(name, _encode(name), deadline(timeout), timeout)
+    _wait_until(name, name_bytes(name), deadline(timeout), timeout)
 
 
 def remove(name: str) -> None:
@@ -389,7 +378,7 @@ def remove(name: str) -> None:
     >>> _ = cw.put("y", 1)
     >>> cw.remove("y")
     """
-    check(lib.cw_remove(client.current().pointer, _encode(name)))
+    check(lib.cw_remove(client.current().pointer, name_bytes(name)))
 
 
 def names(prefix: str = "") -> list[str]:
@@ -402,5 +391,5 @@ def names(prefix: str = "") -> list[str]:
     ['run/a', 'run/b']
     """
     texts, count = ffi.new("char **"), ffi.new("uint64_t *")
-    check(lib.cw_names(client.current().pointer, _encode(prefix), texts, count))
+    check(lib.cw_names(client.current().pointer, name_bytes(prefix), texts, count))
     return sorted(name.decode() for name in terminated(texts[0], count[0]))

@@ -15,7 +15,9 @@ an index. To load a model once for several processes, use `cableway.load`.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -37,17 +39,32 @@ _TORCH = {"pt", "torch", "pytorch"}
 _NUMPY = {"np", "numpy"}
 
 
-class SafetensorError(Error):
-    """A file is damaged, or has no such tensor."""
+try:
+    from safetensors import SafetensorError as _Theirs
+except ImportError:
+
+    class _Theirs(Exception):  # type: ignore[no-redef]
+        """Nobody's: the package is not here."""
 
 
-def _open(path: str | os.PathLike[str]) -> Checkpoint:
+class SafetensorError(Error, _Theirs):
+    """A file is damaged, or has no such tensor. Where the package `safetensors` is installed it is one of its errors, too."""
+
+
+@contextlib.contextmanager
+def _as_theirs() -> Iterator[None]:
+    """What is wrong with a file is a SafetensorError."""
     try:
-        return Checkpoint(path)
+        yield
     except Error as error:
         if type(error) is Error:
             raise SafetensorError(str(error)) from None
         raise
+
+
+def _open(path: str | os.PathLike[str]) -> Checkpoint:
+    with _as_theirs():
+        return Checkpoint(path)
 
 
 def _framework(framework: str, device: str) -> bool:
@@ -100,11 +117,8 @@ def load_file(
     torch = _framework(framework, place)
     checkpoint = _open(filename)
     try:
-        found = checkpoint.load(place)
-    except Error as error:
-        if type(error) is Error:
-            raise SafetensorError(str(error)) from None
-        raise
+        with _as_theirs():
+            found = checkpoint.load(place)
     finally:
         checkpoint.close()
     return {name: _shown(array, torch) for name, array in found.items()}
@@ -183,7 +197,8 @@ class safe_open:
         self._check_open()
         array = arrays.new(layout, device=self._device)
         if layout.nbytes:
-            self._checkpoint.read([Read(tensor, array._open_lease(), 0, skip, layout.nbytes)])
+            with _as_theirs():
+                self._checkpoint.read([Read(tensor, array._open_lease(), 0, skip, layout.nbytes)])
         return _shown(array, self._torch)
 
 

@@ -105,7 +105,7 @@ class Tree(Swapping, Mapping[str, Array]):
 
     @property
     def content_hash(self) -> int:
-        """A number of what lies in the leaves (XXH3), 0 where they have none: by default those on GPUs. See `verify`."""
+        """A number of what lies in the leaves, 0 where they have none: by default those on GPUs. See `verify`."""
         return int(self._told().content_hash)
 
     @property
@@ -236,11 +236,12 @@ class Tree(Swapping, Mapping[str, Array]):
         looked = 0
         hashed = ffi.new("uint64_t *")
         for row in self._rows():
-            if not row.flags & lib.CW_LEAF_HASHED or not row.nbytes:
+            if not row.flags & lib.CW_LEAF_HASHED:
                 continue
-            pointer = usable(self._part(row.part))
-            check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
-            if hashed[0] != row.hash:
+            if row.nbytes:  # else it is what it was
+                pointer = usable(self._part(row.part))
+                check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
+            if row.nbytes and hashed[0] != row.hash:
                 raise Error(
                     f'"{row.path}" of version {self.version} is not what was published: somebody wrote there; '
                     "publish it again, and write to copies"

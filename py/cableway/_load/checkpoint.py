@@ -134,7 +134,7 @@ class Checkpoint:
         return found
 
     def read(self, wanted: Sequence[Read]) -> list[int]:
-        """Reads tensors, and waits for it. Returns the XXH3 of each.
+        """Reads tensors, and waits for it. Returns the hash of each.
 
         Raises:
             OSError: what the system says.

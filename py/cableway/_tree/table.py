@@ -41,7 +41,7 @@ class Row(NamedTuple):
         alias: number, from 1, of the earlier leaf that it is; 0: none.
         kind: CW_LEAF_PLAIN and so on.
         flags: CW_LEAF_HASHED, CW_LEAF_TRANSIENT.
-        hash: XXH3 of its bytes.
+        hash: of its bytes.
     """
 
     path: str

@@ -112,11 +112,131 @@ assert died == -signal.SIGKILL, died
 assert cw.names() == [], cw.names()
 heir = other('''
 t = cw.load("m", "m.safetensors", device="cuda:0")
-assert t.verify() == 6
+assert t.verify() == 7
 say()
 ''')
 heard(heir)
 check(cw.load("m", "m.safetensors", device="cuda:0"), wanted)
 ended(heir)
 """.replace("MOMENT", moment)
+    )
+
+
+SEVERAL = (
+    FILE
+    + """
+devices = ["cuda:1", "cuda:0"]
+wanted = written("m.safetensors")
+trees = cw.load("m", "m.safetensors", device=devices, meta={"k": 1})
+assert [t.device for t in trees] == devices and cw.names() == ["m/cuda:0", "m/cuda:1"]
+for t in trees:
+    check(t, wanted)
+    assert t.verify() == 7 and t.meta["k"] == 1 and t.content_hash == trees[0].content_hash
+"""
+)
+
+
+@cuda_support.second_gpu
+@pytest.mark.parametrize("peers", [True, False])
+def test_a_tree_on_each_of_two_gpus_and_one_read(program, peers):
+    if cuda_support.REAL and not peers:
+        pytest.skip("who reaches whom is the double's to say")
+    program(
+        ("" if peers else 'os.environ["CABLEWAY_FAKECUDA_NO_PEER"] = "all"\n')
+        + """
+def read_bytes():
+    return int(open("/proc/self/io").read().split("rchar: ")[1].split()[0])
+cw.connect()
+for gpu in ("cuda:0", "cuda:1"):
+    cw.empty(1, device=gpu).close()
+before = read_bytes()
+"""
+        + SEVERAL
+        + """
+child = other('''
+def read_bytes():
+    return int(open("/proc/self/io").read().split("rchar: ")[1].split()[0])
+for gpu in ("cuda:0", "cuda:1"):
+    cw.empty(1, device=gpu).close()
+before = read_bytes()
+alone = cw.load("alone", "m.safetensors", device=[0, 1])
+assert read_bytes() - before < 1.5 * 41 * (1 << 20)      # once, not once for each
+both = cw.load("m", "m.safetensors", device=[0, 1])
+assert [t.version for t in both] == [cw.get(f"m/cuda:{n}").version for n in (0, 1)]
+one = cw.load("m/cuda:1", "m.safetensors", device=1)
+assert one.version == both[1].version
+say()
+''')
+heard(child)
+ended(child)
+cw.remove("m/cuda:0")
+again = cw.load("m", "m.safetensors", device=[0, 1])      # what is missing is loaded
+assert again[1].version == trees[0].version and again[0].version > trees[1].version
+check(again[0], wanted)
+"""
+    )
+
+
+@cuda_support.second_gpu
+def test_loaders_of_lists_in_different_orders_do_not_wait_in_a_ring(program):
+    program(
+        FILE
+        + """
+wanted = written("m.safetensors")
+text = '''
+both = cw.load("m", "m.safetensors", device=ORDER)
+assert sorted(t.device for t in both) == ["cuda:0", "cuda:1"]
+say()
+sys.stdin.readline()
+'''
+children = [other(text.replace("ORDER", order)) for order in ("[0, 1]", "[1, 0]", "[0, 1]", "[1, 0]")]
+for child in children:
+    heard(child)
+for number in (0, 1):
+    check(cw.get(f"m/cuda:{number}"), wanted)
+for child in children:
+    child.stdin.close()
+    ended(child)
+"""
+    )
+
+
+@pytest.mark.skipif(cuda_support.REAL, reason="the double kills in the midst of a copy")
+@pytest.mark.parametrize("moment", ["copy@1", "copy@5", "cuMemHostRegister@1", "record@2"])
+def test_a_loader_for_two_gpus_that_dies_leaves_nothing_and_the_next_one_loads(program, moment):
+    program(
+        FILE
+        + """
+wanted = written("m.safetensors")
+child = other('''
+cw.empty(1, device="cuda:0").close()
+assert cuda.fakecuda_faults(b"MOMENT=kill") == 0
+cw.load("m", "m.safetensors", device=[0, 1])
+''')
+died = child.wait()
+assert died == -signal.SIGKILL, died
+assert cw.names() == [], cw.names()
+for t in cw.load("m", "m.safetensors", device=[0, 1]):
+    check(t, wanted)
+""".replace("MOMENT", moment)
+    )
+
+
+def test_the_ring_is_kept_for_the_next_read_and_not_for_a_child(program):
+    program(
+        FILE
+        + """
+wanted = written("m.safetensors")
+for number in range(3):
+    check(cw.load(f"m{number}", "m.safetensors", device="cuda:0"), wanted)
+child = os.fork()
+if not child:
+    try:
+        cw.load("child", "m.safetensors", device="cuda:0")
+    except cw.DeviceError:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+check(cw.load("after", "m.safetensors", device="cuda:0"), wanted)
+"""
     )

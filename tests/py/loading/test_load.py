@@ -301,3 +301,44 @@ def test_the_command_loads_and_verifies(file: Path, tmp_path: Path) -> None:
         "none.safetensors"
         in run("verify", "m", str(tmp_path / "none.safetensors"), expect=FAILED).stderr
     )
+
+
+def test_metadata_of_the_callers_own_lie_beside_the_source(file: Path) -> None:
+    meta = {"step": 3, 'qu"o}te': {"deep": [1, None, "ü}"]}}
+    tree = cw.load("m", file, meta=meta)
+    assert set(tree.meta) == {"source", "metadata", *meta}
+    assert {name: tree.meta[name] for name in meta} == meta
+    assert cw.load("m", file, meta={"step": 4}).meta == tree.meta  # it is there already
+    for number, nothing in enumerate(({}, None)):
+        assert set(cw.load(f"n{number}", file, meta=nothing).meta) == {"source", "metadata"}
+    for wrong in ({"source": 1}, {"metadata": {}}, {"a": 1, "source": 2}):
+        with pytest.raises(ValueError, match="a load writes there itself"):
+            cw.load("other", file, meta=wrong)
+    for bad in ([1], "text", {"a": object()}):
+        with pytest.raises(TypeError):
+            cw.load("other", file, meta=bad)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="JSON"):
+        cw.load("other", file, meta={"a": float("nan")})
+    assert "other" not in cw.names()
+
+
+def test_a_list_of_devices_is_of_gpus(file: Path) -> None:
+    with pytest.raises(ValueError, match="names GPUs, each once"):
+        cw.load("m", file, device=["cpu"])
+    with pytest.raises(ValueError, match="1 to 64 GPUs"):
+        cw.load("m", file, device=[])
+    with pytest.raises(cw.DeviceError):
+        cw.load("m", file, device=[62, 63])
+    assert cw.names() == []
+
+
+def test_what_is_put_is_kept_or_not() -> None:
+    for word in ("keep", "replace"):
+        for value in ("no", 1, None):
+            with pytest.raises(TypeError, match=f"{word} must be True or False, not "):
+                cw.put("x", np.ones(3), **{word: value})  # type: ignore[call-overload]
+    assert cw.names() == []
+
+
+def test_empty_tensors_are_verified_too(file: Path) -> None:
+    assert cw.load("m", file).verify() == len(weights())

@@ -268,3 +268,13 @@ def test_what_is_right_is_read(
     path.write_bytes(written(header, bytes(end)))
     with ours.safe_open(path, "np") as opened:
         assert opened.keys() == sorted(header)
+
+
+def test_errors_are_those_of_the_package_too(file: Path) -> None:
+    assert issubclass(ours.SafetensorError, safetensors.SafetensorError)
+    assert issubclass(ours.SafetensorError, cw.Error)
+    with ours.safe_open(file, "np") as opened:
+        with file.open("r+b") as out:
+            out.truncate(file.stat().st_size - 1)
+        with pytest.raises(safetensors.SafetensorError, match="written to|cut off"):
+            opened.get_tensor(opened.offset_keys()[-1])

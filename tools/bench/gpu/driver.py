@@ -50,6 +50,13 @@ def stream() -> ctypes.c_void_p:
     return made
 
 
+def event() -> ctypes.c_void_p:
+    """An event that tells no time."""
+    made = ctypes.c_void_p()
+    call("cuEventCreate", ctypes.byref(made), 2)
+    return made
+
+
 def finish(of: ctypes.c_void_p) -> None:
     """Waits for a stream."""
     call("cuStreamSynchronize", of)

@@ -55,7 +55,15 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
     struct cw_shape shape;
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     int space = (int)strlen(key->text) + 1; /* the name stands behind the namespace */
-    if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
+    bool tree = code == 0 && (found->entry.flags & CW_ENTRY_TREE ||
+                              cw_meta_is_remote_tree(found->meta, found->entry.meta_bytes));
+    if (tree && flags & CW_INDEX) {
+        cw_shape_bytes(found->entry.size_bytes, &shape);
+        return cw_array_attach(client, found->entry.slab, found->entry.block, found->entry.gen,
+                               found->entry.offset_bytes, found->entry.size_bytes, &shape,
+                               flags & ~CW_INDEX, out);
+    }
+    if (tree)
         return cw_fail(-EISDIR, "\"%.*s\" is a tree, not an array: get it as a tree",
                        (int)key->length - space, key->text + space);
     if (code == 0)
@@ -64,7 +72,8 @@ static int attach(cw_client *client, const struct cw_name_key *key, uint32_t fla
     if (code == 0)
         code =
             cw_array_attach(client, found->entry.slab, found->entry.block, found->entry.gen,
-                            found->entry.offset_bytes, found->entry.size_bytes, &shape, flags, out);
+                            found->entry.offset_bytes, found->entry.size_bytes, &shape,
+                            flags & ~CW_INDEX, out);
     return code;
 }
 

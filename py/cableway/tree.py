@@ -52,13 +52,12 @@ class Tree(Mapping[str, Array]):
     A version never changes. To see a later one, get it (`newer`, `cw.get(name)`).
     """
 
-    __slots__ = ("_info", "_leases", "_name", "_open", "_run", "_table")
+    __slots__ = ("_info", "_leases", "_name", "_open", "_table")
 
     _info: Any  # cw_tree_info *
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
     _open: Any  # cw_tree *, which has it as long as anybody has this pointer; None: closed
-    _run: int  # of the broker
     _table: list[Row] | None  # all leaves, once they were looked at
 
     def __init__(self) -> None:
@@ -306,11 +305,14 @@ class Tree(Mapping[str, Array]):
         """
         if self._name is None:
             raise ValueError("this tree has no name under which there could be a newer one")
-        again = client.current().instance != self._run  # a new broker counts from 1 on
-        try:
-            wait_after(self._name, 0 if again else self.version, timeout)
-        except Timeout:
+        end, encoded = math.inf if timeout is None else deadline(timeout), self._name.encode()
+        status = -errno.EINTR
+        while status == -errno.EINTR:
+            pointer, connection = self._pointer(), client.current().pointer
+            status = lib.cw_tree_newer(pointer, connection, encoded, left_ns(end))
+        if status == -errno.ETIMEDOUT:
             return None
+        check(status)
         return get(self._name)
 
     # ---- its life
@@ -350,7 +352,6 @@ def make(cell: Any, name: str | None) -> Tree:
     """The Tree of a cell (extra.h) that has one."""
     made = Tree.__new__(Tree)
     made._open = from_cell(cell)
-    made._run = client.current().instance
     made._name = name
     made._leases = {}
     made._table = None
@@ -382,14 +383,22 @@ def open_handle(handle: bytes, version: int, name: str | None, address: str) -> 
     return make(cell, name)
 
 
-def get(name: str, version: int | None = None) -> Tree:
-    """The tree under a name; see `cableway.get`."""
+def get(
+    name: str, version: int | None = None, devices: tuple[str, ...] = (), end: float = math.inf
+) -> Tree:
+    """The tree under a name; see `cableway.get`. devices: of another node's; end: the moment by which it must be here."""
     if version is not None and not 0 < index(version) < 1 << 64:
         raise ValueError(f"a version is a number above 0, not {version}")
-    cell = new_cell()
-    pointer = client.current().pointer
-    check_again(lib.cw_tree_get, pointer, name.encode(), version or 0, cell)
-    return make(cell, name)
+    texts = [ffi.new("char[]", device.encode()) for device in devices]
+    places, encoded, cell = ffi.new("char *[]", texts), name.encode(), new_cell()
+    while True:
+        pointer, left = client.current().pointer, left_ns(end)
+        status = lib.cw_tree_get_at(
+            pointer, encoded, version or 0, places, len(texts), left, cell
+        )
+        if status != -errno.EINTR:
+            check(status)
+            return make(cell, name)
 
 
 def put(
@@ -425,7 +434,7 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     wanted = ANY_VERSION if if_version is None else if_version
     version = ffi.new("uint64_t *")
     pointer, connection = tree._pointer(), client.current()
-    flags &= lib.CW_REPLACE | lib.CW_KEEP
+    flags &= lib.CW_REPLACE | lib.CW_KEEP | lib.CW_REMOTE_READ
     status = lib.cw_tree_name(pointer, connection.pointer, name.encode(), flags, wanted, version)
     if status == -errno.ESTALE:
         raise VersionChanged(str(failure(status)))

@@ -255,8 +255,18 @@ void cwb_replica_put(struct cwb_replica *replica) {
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
     cw_layout layout;
-    int code = cw_meta_layout(replica->came, replica->opened.meta_bytes, replica->opened.size_bytes,
-                              &shape, &layout);
+    const uint32_t came_bytes = replica->opened.meta_bytes;
+    int64_t length = (int64_t)replica->opened.size_bytes;
+    /* A tree's index is bytes; what it says of the version stays with it. */
+    bool tree = cw_meta_is_remote_tree(replica->came, came_bytes);
+    int code = 0;
+    if (tree) {
+        shape.origin_bytes = 0;
+        layout = (cw_layout){.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
+    } else {
+        code = cw_meta_layout(replica->came, came_bytes, replica->opened.size_bytes, &shape,
+                              &layout);
+    }
     cw_array_freeze(replica->array);
     if (code == 0)
         code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
@@ -264,6 +274,10 @@ void cwb_replica_put(struct cwb_replica *replica) {
     if (code) {
         cwb_replica_fail(replica, code);
         return;
+    }
+    if (tree) {
+        put.meta_bytes = (uint16_t)came_bytes;
+        memcpy(meta, replica->came, came_bytes);
     }
     uint8_t *came = realloc(replica->came, put.meta_bytes + 1u);
     if (!came) {
@@ -381,11 +395,15 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         return;
     }
     struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
+    if (replica->is_part)
+        key = (struct cwb_key){.key_bytes = replica->name_bytes, .flags = CWB_PART};
     replica->run = replica->peer->run;
     replica->stale = false;
     replica->sent = ++replica->bridge->stamp;
-    replica->asked = cwb_link_open(link, &key, replica->there.text,
-                                   !replica->on_gpu && replica->tries == 0, on_opened, replica);
+    replica->asked =
+        cwb_link_open(link, &key, replica->there.text, replica->is_part ? &replica->part : NULL,
+                      !replica->on_gpu && !replica->is_part && replica->tries == 0, on_opened,
+                      replica);
     if (!replica->asked)
         cwb_replica_fail(replica, -EDQUOT);
 }
@@ -420,13 +438,13 @@ static void cancel(struct cwb_job *job) {
 
 /* Of a job's name. NULL: there is no memory. */
 static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct cw_name_key *key,
-                                       struct cwb_peer *peer, const struct cwb_job *job) {
+                                       const struct cw_name_key *there, struct cwb_peer *peer) {
     struct cwb_replica *replica = calloc(1, sizeof *replica);
     if (replica) {
         replica->bridge = bridge;
         replica->key = *key;
         replica->peer = peer;
-        replica->there = job->there;
+        replica->there = *there;
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
     bool added = replica && CWD_ADDED(replica);
@@ -443,10 +461,17 @@ static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct c
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
     const uint8_t *gpu = job->remote.uuid;
-    struct cw_name_key key = job->key;
-    if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
-        cw_fail(-EINVAL, "the name is too long for a copy on a GPU: get it with device=\"cpu\", or "
-                         "choose a shorter name");
+    const bool is_part = job->id && job->remote.flags & CW_REMOTE_PART;
+    const bool on_gpu = memcmp(gpu, host, sizeof host) != 0;
+    struct cw_name_key what = job->key, there = job->there, key;
+    bool fits = !is_part || (cw_remote_part(&job->key, &job->remote, &what) &&
+                             cw_remote_part(&job->there, &job->remote, &there));
+    key = what;
+    if (fits && on_gpu)
+        fits = cw_remote_place(&what, gpu, &key);
+    if (!fits) {
+        cw_fail(-EINVAL, "the name is too long for a copy on a GPU, or of a tree: get it with "
+                         "device=\"cpu\", or choose a shorter name");
         cwb_job_done(job, -EINVAL, NULL, 0);
         return;
     }
@@ -466,13 +491,19 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_hurry(replica);
     bool fresh = !replica;
     if (fresh) {
-        replica = replica_new(bridge, &key, peer, job);
+        replica = replica_new(bridge, &key, &there, peer);
         if (!replica) {
             cwb_job_done(job, -EDQUOT, NULL, 0);
             return;
         }
         replica->checked_ns = bridge->loop.now_ns;
-        replica->on_gpu = key.length != job->key.length;
+        replica->on_gpu = on_gpu;
+        replica->is_part = is_part;
+        replica->name_bytes = job->there.length;
+        if (is_part)
+            replica->part = (struct cwb_part){.instance = job->remote.instance,
+                                              .version = job->remote.gen,
+                                              .number = job->remote.block};
         memcpy(replica->gpu, gpu, sizeof replica->gpu);
     }
     /* What was asked for before may be older than what this one knows of. */

@@ -348,8 +348,11 @@ struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struc
 }
 
 struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, const char *text,
-                                  bool ahead, cwb_on_reply *on_reply, void *owner) {
-    struct iovec parts[] = {{key, sizeof *key}, {(void *)(uintptr_t)text, key->key_bytes}};
+                                  const struct cwb_part *part, bool ahead, cwb_on_reply *on_reply,
+                                  void *owner) {
+    struct iovec parts[] = {{key, sizeof *key},
+                            {(void *)(uintptr_t)text, key->key_bytes},
+                            {(void *)(uintptr_t)part, part ? sizeof *part : 0}};
     struct cwb_request *request = request_new(link, CWB_OPEN, on_reply, owner);
     if (!request)
         return NULL;
@@ -361,7 +364,7 @@ struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, co
     key->flags |= request->ahead << CWB_AHEAD_SHIFT;
     if (request->ahead)
         link->next_id += request->ahead + 1;
-    return send_request(request, parts, 2);
+    return send_request(request, parts, 3);
 }
 
 uint32_t cwb_link_piece_bytes(const struct cwb_link *link) {

@@ -14,7 +14,7 @@
 struct cwb_bridge;
 
 /*
- * An array of this node, by key or by what a request says, mapped read-only; or, if it lies on a
+ * An array of this node, or the index of a tree, by key or by what a request says, mapped read-only; or, if it lies on a
  * GPU, not mapped (*on_gpu): staging.h brings its bytes. 0, -ENOENT (without a sentence),
  * -ESTALE, on the loop CW_WOULD_WAIT. Any thread.
  */

@@ -37,6 +37,7 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/serve.h"
 #include "broker/bridge/serve/staging.h"
+#include "broker/bridge/serve/tree_parts.h"
 #include "broker/bridge/wire/checksum.h"
 #include "broker/bridge/wire/send.h"
 
@@ -71,6 +72,7 @@ struct cwb_upload {
     const uint8_t *bytes;
     uint64_t size_bytes;
     struct cwb_sum *sum; /* NULL: staged */
+    struct cwb_tree *tree; /* it is of a part of that one; NULL: of none */
     bool for_put;        /* it stays when it was closed: the offer ends it */
     bool pushed;         /* the CLOSE is there, and answered when all was sent */
     bool hashing;        /* a helper has the hash */
@@ -180,6 +182,10 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
     return 0;
 }
 
+void cwb_upload_of_tree(struct cwb_upload *upload, struct cwb_tree *tree) {
+    upload->tree = tree;
+}
+
 uint64_t cwb_upload_id(const struct cwb_upload *upload) {
     return upload->id;
 }
@@ -253,6 +259,8 @@ void cwb_upload_unref(struct cwb_upload *upload) {
     if (upload->staging)
         cwb_staging_end(upload->staging);
     cwb_local_close(upload->bridge, upload->array);
+    if (upload->tree)
+        cwb_tree_release(upload->tree);
     free(upload->own);
     cwb_sum_free(upload->sum);
     free(upload);

@@ -3,8 +3,9 @@
  *
  * A peer that has opened a tree's index opens its parts by version and number, one after the other.
  * So that it gets all of the version that it began with, that version is held for it: by a lease on
- * its index, by which the broker holds all parts (broker/memory/groups.h), until nothing of it was
- * opened, and nothing that was opened of it was being read, for IDLE_NS. A peer may have HELD_MAX
+ * its index, by which the broker holds all parts (broker/memory/groups.h), until the peer has had
+ * each of them, or nothing of it was opened, and nothing that was opened of it was being read, for
+ * IDLE_NS. A peer may have HELD_MAX
  * of them; one more ends the one that was used least lately, of those of which nothing is read. If
  * this process dies its leases end with it: a part is then answered -ESTALE, unless the name still
  * means that version, and the peer begins anew with what the name means.
@@ -43,7 +44,7 @@ struct cwb_tree {
     struct cw_entry entry;
     cw_array *index;               /* the lease */
     struct cw_index_part *parts;   /* NULL: not read yet; offset and size are what leaves need */
-    uint32_t part_count;
+    uint32_t part_count, left; /* of these the peer has had all but so many */
     uint32_t users; /* uploads, and helpers at work */
     int64_t used_ns;
     struct cwb_tree *next, *prev; /* of the peer */
@@ -142,9 +143,24 @@ int cwb_tree_hold(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct
     return 0;
 }
 
-void cwb_tree_release(struct cwb_tree *tree) {
+static void release(struct cwb_tree *tree) {
     tree->users--;
     tree->used_ns = tree->bridge->loop.now_ns;
+    if (!tree->users && tree->parts && !tree->left)
+        tree_end(tree);
+}
+
+/* The peer has had this part; in a copy of the table `reserved` says so. */
+static void had(struct cwb_tree *tree, uint32_t number) {
+    if (tree->parts[number].reserved)
+        return;
+    tree->parts[number].reserved = 1;
+    tree->left--;
+}
+
+void cwb_tree_release(struct cwb_tree *tree, uint32_t number) {
+    had(tree, number);
+    release(tree);
 }
 
 void cwb_trees_tick(struct cwb_bridge *bridge) {
@@ -245,6 +261,7 @@ static void answer(struct opening *o) {
         opened.hash = cwb_hash(inside, size_bytes, 0);
         parts[2].iov_len = size_bytes;
         cw_array_close(o->array);
+        had(tree, o->number);
     } else if (code == 0) {
         code = o->on_gpu
                    ? cwb_upload_new_staged(tree->bridge, tree->peer, o->array, size_bytes,
@@ -256,7 +273,7 @@ static void answer(struct opening *o) {
         cw_array_close(o->array);
     if (upload) {
         tree->users++;
-        cwb_upload_of_tree(upload, tree);
+        cwb_upload_of_tree(upload, tree, o->number);
         opened.source = cwb_upload_id(upload);
     }
     cwb_served_reply(served, code, parts, 3);
@@ -267,19 +284,22 @@ static void done(struct cwb_work *work) {
     struct cwb_tree *tree = o->tree;
     if (work->code)
         cw_fail(work->code, "%s", work->detail);
+    if (o->read && !tree->parts) {
+        tree->parts = o->parts;
+        tree->part_count = o->part_count;
+        for (uint32_t i = 0; i < o->part_count; i++)
+            tree->left += o->parts[i].size_bytes != 0;
+    } else if (o->read) {
+        free(o->parts);
+    }
+    o->parts = tree->parts;
     if (!o->served)
         cw_array_close(o->array);
     else if (work->code)
         cwb_served_reply(o->served, work->code, NULL, 0);
     else
         answer(o);
-    if (o->read && !tree->parts) {
-        tree->parts = o->parts;
-        tree->part_count = o->part_count;
-    } else if (o->read) {
-        free(o->parts);
-    }
-    cwb_tree_release(tree);
+    release(tree);
     free(o);
 }
 

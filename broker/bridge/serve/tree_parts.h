@@ -27,8 +27,8 @@ int cwb_tree_hold(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct
 bool cwb_tree_serve_part(struct cwb_link *link, const struct cwb_frame *frame, const char *name);
 /* -ESTALE: nobody holds that version here. */
 int cwb_tree_gone(const char *name, uint64_t version);
-/* An upload of a part of it is over. */
-void cwb_tree_release(struct cwb_tree *tree);
+/* An upload of that part is over. The tree may be gone then. */
+void cwb_tree_release(struct cwb_tree *tree, uint32_t number);
 /* Ends those of which nothing was opened for long. */
 void cwb_trees_tick(struct cwb_bridge *bridge);
 

@@ -73,6 +73,7 @@ struct cwb_upload {
     uint64_t size_bytes;
     struct cwb_sum *sum; /* NULL: staged */
     struct cwb_tree *tree; /* it is of a part of that one; NULL: of none */
+    uint32_t part;
     bool for_put;        /* it stays when it was closed: the offer ends it */
     bool pushed;         /* the CLOSE is there, and answered when all was sent */
     bool hashing;        /* a helper has the hash */
@@ -182,8 +183,9 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
     return 0;
 }
 
-void cwb_upload_of_tree(struct cwb_upload *upload, struct cwb_tree *tree) {
+void cwb_upload_of_tree(struct cwb_upload *upload, struct cwb_tree *tree, uint32_t number) {
     upload->tree = tree;
+    upload->part = number;
 }
 
 uint64_t cwb_upload_id(const struct cwb_upload *upload) {
@@ -260,7 +262,7 @@ void cwb_upload_unref(struct cwb_upload *upload) {
         cwb_staging_end(upload->staging);
     cwb_local_close(upload->bridge, upload->array);
     if (upload->tree)
-        cwb_tree_release(upload->tree);
+        cwb_tree_release(upload->tree, upload->part);
     free(upload->own);
     cwb_sum_free(upload->sum);
     free(upload);

@@ -290,8 +290,8 @@ enum cw_remote_verb {
 #define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */
 #define CW_STREAMS_MAX 16u    /* --streams: connections of the bridge to one node */
 /* GET of a tree's part, in flags: the part (block) of version `gen` of the tree that the owner's
- * broker `instance` has under the name. offset_bytes and size_bytes are 128 bits by which the caller
- * names those bytes: the same for the same, whichever version they are a part of. */
+ * broker `instance` has under the name. offset_bytes and size_bytes are 128 bits by which the
+ * caller names those bytes: the same for the same, whichever version they are a part of. */
 #define CW_REMOTE_PART 1u
 /* WAIT, in flags: until the name means a version after `gen`; instance: of which run of the owner's
  * broker that is, any version of another one counts as later; 0: not said. */

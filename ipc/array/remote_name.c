@@ -93,7 +93,7 @@ struct placed {
     uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_fast_path_answer)];
 };
 
-struct wish { /* what is to be found, or fetched */
+struct wish {                           /* what is to be found, or fetched */
     const struct cw_name_key *key, *at; /* the name, and where the replica stands */
     const uint8_t *uuid;                /* of the GPU where it is to lie, or zero */
     const struct cw_remote *part;       /* which part of a tree; NULL: what the name means */
@@ -110,8 +110,9 @@ static int take_tree(const struct wish *wish, const void *meta, uint32_t meta_by
     if (!wish->tree)
         return 0;
     if (!cw_meta_is_remote_tree(meta, meta_bytes))
-        return cw_fail(-ENOTDIR, "the name means an array of another node, not a tree: get it as an "
-                                 "array");
+        return cw_fail(-ENOTDIR,
+                       "the name means an array of another node, not a tree: get it as an "
+                       "array");
     return cw_meta_remote_tree_decode(meta, meta_bytes, size_bytes, wish->tree);
 }
 
@@ -304,10 +305,8 @@ int cw_remote_get_part(cw_client *client, const struct cw_name_key *key,
 
 int cw_remote_wait_after(cw_client *client, const struct cw_name_key *key, uint64_t instance,
                          uint64_t after, int64_t timeout_ns) {
-    struct cw_remote remote = {.verb = CW_REMOTE_WAIT,
-                               .flags = CW_REMOTE_AFTER,
-                               .instance = instance,
-                               .gen = after};
+    struct cw_remote remote = {
+        .verb = CW_REMOTE_WAIT, .flags = CW_REMOTE_AFTER, .instance = instance, .gen = after};
     return call(client, &remote, key, NULL, 0, NULL, NULL, timeout_ns);
 }
 

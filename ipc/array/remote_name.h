@@ -55,8 +55,8 @@ int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const cha
  * false: there is no room for it. */
 bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
                      struct cw_name_key *out);
-/* The key under which a part of a tree stands: that of the tree, NUL, "P", and the 128 bits by which
- * the request names it. false: there is no room for it. */
+/* The key under which a part of a tree stands: that of the tree, NUL, "P", and the 128 bits by
+ * which the request names it. false: there is no room for it. */
 bool cw_remote_part(const struct cw_name_key *key, const struct cw_remote *part,
                     struct cw_name_key *out);
 /* Blocks until the array stands under its name at the other node. flags: as cw_array_put(); gpu: on

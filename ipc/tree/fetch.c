@@ -5,10 +5,10 @@
  * bridge keeps it as the replica of the name, and drops it when the name means something else. In
  * it parts are named as that node names them. Each part is fetched as an array of its own, which
  * stands here under a name that says which bytes these are (that node's broker, block, generation,
- * and where in it), so that all processes of this node share it, two that ask at once fetch it once,
- * and a later version that has the same part finds it here. Then an index is written that names the
- * parts as they lie here, GROUP ties them to it, and it is a tree as any other: it has no name, and
- * who has it is the process that asked, and those to which it sends it.
+ * and where in it), so that all processes of this node share it, two that ask at once fetch it
+ * once, and a later version that has the same part finds it here. Then an index is written that
+ * names the parts as they lie here, GROUP ties them to it, and it is a tree as any other: it has no
+ * name, and who has it is the process that asked, and those to which it sends it.
  *
  * Invariants:
  *   F1  What the other node sent is checked as the index of this node is (cw_index_read()): by its
@@ -22,10 +22,9 @@
  * without a user, which the bridge lets go of after a while (broker/bridge/fetch/replica_gc.c).
  *   this process            so
  *   a bridge, or the link   the part that is coming is asked for again; parts that are here stay
- *   the other node's bridge if the name means the version still, it goes on; else -ESTALE: it begins
- *                           anew with the version that the name means then
- *   the other node's broker the name is gone: -ENOENT or -EREMOTEIO
- *   this node's broker      -ECONNRESET
+ *   the other node's bridge if the name means the version still, it goes on; else -ESTALE: it
+ * begins anew with the version that the name means then the other node's broker the name is gone:
+ * -ENOENT or -EREMOTEIO this node's broker      -ECONNRESET
  *
  * State: of the call alone. Any thread.
  */
@@ -229,9 +228,10 @@ static int fetch(struct fetching *f, uint64_t version, cw_tree **out) {
         code = cw_fail(-EPROTO, "the index of the tree is not in host memory");
     if (code == 0)
         code = cw_index_read(there->bytes, there->size_bytes, &f->index);
-    cw_array_close(there);
-    if (code)
+    if (code) {
+        cw_array_close(there);
         return code;
+    }
     code = make_room(f);
     if (code == 0) {
         cw_index_spans(&f->index, f->spans);
@@ -239,6 +239,7 @@ static int fetch(struct fetching *f, uint64_t version, cw_tree **out) {
     }
     for (uint32_t i = 0; i < f->index.head->parts && f->arrays; i++)
         cw_array_close(f->arrays[i]);
+    cw_array_close(there); /* not before: what nobody has gives way where parts need room */
     free(f->spans);
     free(f->arrays);
     free(f->parts);

@@ -291,8 +291,7 @@ static int publish(struct publication *p, const struct cw_name_key *key, const v
 
 static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t count,
                            const void *meta, uint64_t meta_bytes, uint32_t flags) {
-    const uint32_t known =
-        CW_REPLACE | CW_KEEP | CW_REMOTE_READ | CW_TREE_NO_HASH | CW_TREE_HASH;
+    const uint32_t known = CW_REPLACE | CW_KEEP | CW_REMOTE_READ | CW_TREE_NO_HASH | CW_TREE_HASH;
     if (!client || (count && !leaves) || (meta_bytes && !meta))
         return cw_needs("a client, leaves and metadata");
     if (flags & ~known)

@@ -41,8 +41,11 @@ int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw
         cw_array_close(array);
         return cw_fail(-EDQUOT, "no memory for a tree's description");
     }
-    *tree = (cw_tree){.client = client, .array = array, .version = version,
-                       .instance = client->instance, .index = *index};
+    *tree = (cw_tree){.client = client,
+                      .array = array,
+                      .version = version,
+                      .instance = client->instance,
+                      .index = *index};
     cw_client_ref(client);
     *out = tree;
     return 0;

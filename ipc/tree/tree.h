@@ -21,8 +21,8 @@ int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw
                  cw_tree **out);
 /* The key of a name of this node, also as "//NODE/NAME". -EREMOTEIO: of another. */
 int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key);
-/* An index of parts and leaves (with part and offset_bytes set): its bytes in an array of their own,
- * and checked as each reader checks them. */
+/* An index of parts and leaves (with part and offset_bytes set): its bytes in an array of their
+ * own, and checked as each reader checks them. */
 int cw_index_make(cw_client *client, const struct cw_index_part *parts, uint32_t part_count,
                   const cw_leaf *leaves, uint32_t leaf_count, const void *meta, uint64_t meta_bytes,
                   struct cw_index *index, cw_array **out);

@@ -393,9 +393,7 @@ def get(
     places, encoded, cell = ffi.new("char *[]", texts), name.encode(), new_cell()
     while True:
         pointer, left = client.current().pointer, left_ns(end)
-        status = lib.cw_tree_get_at(
-            pointer, encoded, version or 0, places, len(texts), left, cell
-        )
+        status = lib.cw_tree_get_at(pointer, encoded, version or 0, places, len(texts), left, cell)
         if status != -errno.EINTR:
             check(status)
             return make(cell, name)

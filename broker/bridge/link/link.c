@@ -348,11 +348,8 @@ struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struc
 }
 
 struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, const char *text,
-                                  const struct cwb_part *part, bool ahead, cwb_on_reply *on_reply,
-                                  void *owner) {
-    struct iovec parts[] = {{key, sizeof *key},
-                            {(void *)(uintptr_t)text, key->key_bytes},
-                            {(void *)(uintptr_t)part, part ? sizeof *part : 0}};
+                                  uint32_t bytes, bool ahead, cwb_on_reply *on_reply, void *owner) {
+    struct iovec parts[] = {{key, sizeof *key}, {(void *)(uintptr_t)text, bytes}};
     struct cwb_request *request = request_new(link, CWB_OPEN, on_reply, owner);
     if (!request)
         return NULL;
@@ -364,7 +361,7 @@ struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, co
     key->flags |= request->ahead << CWB_AHEAD_SHIFT;
     if (request->ahead)
         link->next_id += request->ahead + 1;
-    return send_request(request, parts, 3);
+    return send_request(request, parts, 2);
 }
 
 uint32_t cwb_link_piece_bytes(const struct cwb_link *link) {

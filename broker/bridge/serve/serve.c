@@ -33,69 +33,6 @@
 
 #define AGAIN_NS 1000000000
 
-/* ---- requests that are answered later ---- */
-
-struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_served *served = calloc(1, sizeof *served);
-    if (served) {
-        served->id = frame->head.id;
-        served->op = frame->head.op;
-        served->link = link;
-        HASH_ADD(hh, link->served, id, sizeof served->id, served);
-    }
-    if (!served || !CWD_ADDED(served)) {
-        free(served);
-        cwb_no_memory("a peer's request");
-        return NULL;
-    }
-    link->served_count++;
-    link->wait_count += served->op == CWB_WAIT;
-    return served;
-}
-
-static void leave_link(struct cwb_served *served) {
-    if (!served->link)
-        return;
-    cwb_deferred_end(served);
-    HASH_DEL(served->link->served, served);
-    served->link->served_count--;
-    served->link->wait_count -= served->op == CWB_WAIT;
-    served->link = NULL;
-}
-
-struct cwb_link *cwb_served_leave(struct cwb_served *served) {
-    struct cwb_link *link = served->link;
-    leave_link(served);
-    free(served);
-    return link;
-}
-
-void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
-                      uint32_t count) {
-    struct cwb_link *link = served->link;
-    leave_link(served);
-    if (link)
-        cwb_link_reply(link, served->op, served->id, status, cw_detail(), parts, count);
-    free(served);
-}
-
-void cwb_served_refuse(struct cwb_served *served, int status) {
-    void (*on_cancel)(struct cwb_served *) = served->on_cancel;
-    struct cwb_link *link = served->link;
-    leave_link(served);
-    cwb_link_reply(link, served->op, served->id, status, cw_detail(), NULL, 0);
-    on_cancel(served);
-}
-
-void cwb_serve_end(struct cwb_link *link) {
-    struct cwb_served *served, *next;
-    HASH_ITER(hh, link->served, served, next) {
-        leave_link(served);
-        if (served->on_cancel)
-            served->on_cancel(served);
-    }
-}
-
 static void serve_cancel(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_served *served;
     HASH_FIND(hh, link->served, &frame->cancel.id, sizeof frame->cancel.id, served);
@@ -178,7 +115,7 @@ static int check_described(const struct cwb_bridge *bridge, const struct subject
     if (entry->flags & CW_ENTRY_TREE &&
         cwb_tree_describe(cw_client_instance(bridge->client), found) == 0)
         return 0;
-    if (!(entry->flags & CW_ENTRY_TREE) && 
+    if (!(entry->flags & CW_ENTRY_TREE) &&
         cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
         shape.span_bytes == entry->size_bytes)
         return 0;

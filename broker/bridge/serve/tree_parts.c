@@ -42,10 +42,10 @@ struct cwb_tree {
     struct cwb_peer *peer;
     struct cw_name_key key;
     struct cw_entry entry;
-    cw_array *index;               /* the lease */
-    struct cw_index_part *parts;   /* NULL: not read yet; offset and size are what leaves need */
-    uint32_t part_count, left; /* of these the peer has had all but so many */
-    uint32_t users; /* uploads, and helpers at work */
+    cw_array *index;             /* the lease */
+    struct cw_index_part *parts; /* NULL: not read yet; offset and size are what leaves need */
+    uint32_t part_count, left;   /* of these the peer has had all but so many */
+    uint32_t users;              /* uploads, and helpers at work */
     int64_t used_ns;
     struct cwb_tree *next, *prev; /* of the peer */
 };
@@ -174,10 +174,11 @@ void cwb_trees_tick(struct cwb_bridge *bridge) {
 }
 
 int cwb_tree_gone(const char *name, uint64_t version) {
-    return cw_fail(-ESTALE,
-                   "version %llu of the tree \"%s\" is gone there: it was replaced or removed while "
-                   "it was fetched",
-                   (unsigned long long)version, name);
+    return cw_fail(
+        -ESTALE,
+        "version %llu of the tree \"%s\" is gone there: it was replaced or removed while "
+        "it was fetched",
+        (unsigned long long)version, name);
 }
 
 /* ---- a part ---- */

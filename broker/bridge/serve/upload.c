@@ -71,12 +71,12 @@ struct cwb_upload {
     struct cwb_staging *staging; /* an array on a GPU: it has the bytes, and their hash */
     const uint8_t *bytes;
     uint64_t size_bytes;
-    struct cwb_sum *sum; /* NULL: staged */
+    struct cwb_sum *sum;   /* NULL: staged */
     struct cwb_tree *tree; /* it is of a part of that one; NULL: of none */
     uint32_t part;
-    bool for_put;        /* it stays when it was closed: the offer ends it */
-    bool pushed;         /* the CLOSE is there, and answered when all was sent */
-    bool hashing;        /* a helper has the hash */
+    bool for_put; /* it stays when it was closed: the offer ends it */
+    bool pushed;  /* the CLOSE is there, and answered when all was sent */
+    bool hashing; /* a helper has the hash */
     struct cwb_hashing {
         struct cwb_work work;
         struct cwb_upload *upload; /* one reference */

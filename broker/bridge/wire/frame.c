@@ -184,11 +184,11 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
     case CWB_NAMES:
         code = take_key(&at, &left, out->open.key_bytes,
                         op == CWB_NAMES && !(out->open.flags & CWB_ABOUT), out);
-        if (code == 0 && (out->open.flags & ~(uint32_t)(op == CWB_OPEN
-                                                             ? CWB_WATCH | CWB_PART | CWB_AHEAD
-                                                         : op == CWB_NAMES ? CWB_ABOUT
-                                                                           : CWB_AFTER) ||
-                          out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
+        if (code == 0 &&
+            (out->open.flags & ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_PART | CWB_AHEAD
+                                           : op == CWB_NAMES ? CWB_ABOUT
+                                                             : CWB_AFTER) ||
+             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
             code = form("flags");
         if (code == 0)
             code = take_more(op, &at, &left, out);

@@ -204,7 +204,7 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
     };
     struct cwb_part part;   /* OPEN with CWB_PART; else zero */
     struct cwb_after after; /* WAIT with CWB_AFTER; else zero */
-    const char *key; /* namespace, NUL, name; of NAMES the name is a prefix */
+    const char *key;        /* namespace, NUL, name; of NAMES the name is a prefix */
     uint32_t key_bytes;
     const uint8_t *meta;
     uint32_t meta_bytes;

@@ -89,10 +89,7 @@ def test_it_is_fetched_once(two: tuple[Node, Node]) -> None:
     with b.here():
         cw.put("open/once", {"x": values_of(LARGE), "y": values_of(LARGE, 1)})
     before = received(a, b)
-    script = (
-        "import cableway as cw\nt = cw.get('//b/open/once')\nprint(t.verify())\n"
-        "input()\n"
-    )
+    script = "import cableway as cw\nt = cw.get('//b/open/once')\nprint(t.verify())\ninput()\n"
     readers = [
         subprocess.Popen(
             [sys.executable, "-c", script], env=a.environment, text=True,

@@ -37,7 +37,7 @@ from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.publish import ANY_VERSION, publish
 from cableway._tree.table import Row, rows
 from cableway.array import Array
-from cableway.errors import Error, NameNotFound, Stale, Timeout, VersionChanged
+from cableway.errors import Error, NameNotFound, Stale, VersionChanged
 
 __all__ = ["Tree", "is_tree"]
 

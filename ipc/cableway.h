@@ -467,9 +467,9 @@ typedef struct cw_tree_info {
  * from now on has it read-only, and who has it writable does not write there any more. Leaves do
  * not overlap but for aliases. meta: up to CW_TREE_META_MAX bytes of the caller's.
  *
- * flags: CW_REPLACE, CW_KEEP as cw_array_put() has them. CW_TREE_NO_HASH: no leaf gets a hash;
- * CW_TREE_HASH: each does (default: those in host memory). if_version: which version the name must
- * mean for this to be done; 0: none; CW_ANY_VERSION.
+ * flags: CW_REPLACE, CW_KEEP, CW_REMOTE_READ as cw_array_put() has them. CW_TREE_NO_HASH: no leaf
+ * gets a hash; CW_TREE_HASH: each does (default: those in host memory). if_version: which version
+ * the name must mean for this to be done; 0: none; CW_ANY_VERSION.
  *
  * The caller owns *out, the version that was published: cw_tree_close(). NULL: it is not wanted.
  * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken), -ESTALE (the name
@@ -488,9 +488,23 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
  * has that version any more), -ENOTDIR (it is an array: cw_get()), -EPROTO (the index is damaged),
  * -EDQUOT. cw_get() of a tree's name is -EISDIR. */
 int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree **out);
+/*
+ * The same; of another node ("//NODE/NAME") all parts of the tree are first fetched into this
+ * node's memory, where processes share them, and what is here already is not fetched again.
+ * devices: none: all comes into host memory; one: all comes onto that device; more: what lies on
+ * the first GPU that the tree's parts name comes onto the first one, and so on, and what lies in
+ * host memory comes into host memory. timeout_ns: for all of it; below 0: none. Also -ETIMEDOUT,
+ * -EINTR, -EREMOTEIO, -ESTALE (the name was replaced again and again meanwhile), -ENOENT (the name
+ * means another version than was said), -ENODEV. Blocks.
+ */
+int cw_tree_get_at(cw_client *client, const char *name, uint64_t version,
+                   const char *const *devices, uint32_t count, int64_t timeout_ns, cw_tree **out);
 /* Waits until the name means a version after that one, or (after 0) anything. Blocks. -ETIMEDOUT,
- * -EINTR, -ECONNRESET. */
+ * -EINTR, -ECONNRESET, and of another node's name -EREMOTEIO. */
 int cw_wait_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns);
+/* Waits until the name, by which this tree was got, means a later one: also one that was put when
+ * the broker that numbered it had been started anew. As cw_wait_after(). */
+int cw_tree_newer(const cw_tree *tree, cw_client *client, const char *name, int64_t timeout_ns);
 /* Ends the lease. Arrays that were opened of it stay. NULL is allowed. */
 void cw_tree_close(cw_tree *tree);
 /* About all of it, and about one leaf: 0 to leaves - 1, else -EINVAL. What they point to is

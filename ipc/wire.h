@@ -289,9 +289,16 @@ enum cw_remote_verb {
 };
 #define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */
 #define CW_STREAMS_MAX 16u    /* --streams: connections of the bridge to one node */
+/* GET of a tree's part, in flags: the part (block) of version `gen` of the tree that the owner's
+ * broker `instance` has under the name. offset_bytes and size_bytes are 128 bits by which the
+ * caller names those bytes: the same for the same, whichever version they are a part of. */
+#define CW_REMOTE_PART 1u
+/* WAIT, in flags: until the name means a version after `gen`; instance: of which run of the owner's
+ * broker that is, any version of another one counts as later; 0: not said. */
+#define CW_REMOTE_AFTER 1u
 struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/name"), then meta */
     uint32_t verb;
-    uint32_t flags; /* PUT: enum cw_put_flags */
+    uint32_t flags; /* PUT: enum cw_put_flags; GET: CW_REMOTE_PART; WAIT: CW_REMOTE_AFTER */
     uint16_t key_bytes, meta_bytes;
     uint32_t reserved;    /* 0 */
     uint8_t uuid[16];     /* GET: of the GPU where the replica is to lie; zero: host memory */

@@ -57,7 +57,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
         "broker/bridge/serve", "broker/bridge/fetch", "broker/bridge/local",
     ),
     "broker/bridge/serve": (
-        "shm/base", "ipc", "ipc/base", "ipc/request", "ipc/array", "broker/bridge", "broker/bridge/wire",
+        "shm/base", "ipc", "ipc/base", "ipc/request", "ipc/array", "ipc/tree/index.h", "broker/bridge", "broker/bridge/wire",
         "broker/bridge/link", "broker/bridge/fetch", "broker/bridge/local",
     ),
     "broker/bridge/fetch": (

@@ -40,6 +40,7 @@
 #include "broker/bridge/serve/name_lists.h"
 #include "broker/bridge/serve/serve.h"
 #include "broker/bridge/serve/staging.h"
+#include "broker/bridge/serve/tree_parts.h"
 #include "broker/bridge/serve/upload.h"
 #include "broker/bridge/wire/send.h"
 #include "broker/bridge/wire/turns.h"
@@ -193,6 +194,7 @@ static int64_t tick(struct cwb_bridge *bridge) {
         bridge->stopping = true;
     }
     cwb_uploads_tick(bridge);
+    cwb_trees_tick(bridge);
     cwb_incoming_puts_tick(bridge);
     for (unsigned i = 1; i < sizeof due_ns / sizeof *due_ns; i++)
         first_ns = due_ns[i] < first_ns ? due_ns[i] : first_ns;

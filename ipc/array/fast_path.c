@@ -182,9 +182,15 @@ int cw_fast_path_open(cw_client *client, const struct cw_fast_path_answer *at, s
                       uint32_t flags, cw_array **out) {
     struct cw_shape shape;
     if (bytes < sizeof *at || bytes != sizeof *at + at->text_bytes || at->status ||
-        at->instance != client->instance ||
-        cw_meta_decode(at + 1, at->text_bytes, at->size_bytes, &shape) != 0)
+        at->instance != client->instance)
         return -EAGAIN;
+    if (cw_meta_is_remote_tree(at + 1, at->text_bytes) && !(flags & CW_INDEX))
+        return cw_fail(-EISDIR, "the name means a tree of another node: get it as a tree");
+    if (cw_meta_is_remote_tree(at + 1, at->text_bytes))
+        cw_shape_bytes(at->size_bytes, &shape);
+    else if (cw_meta_decode(at + 1, at->text_bytes, at->size_bytes, &shape) != 0)
+        return -EAGAIN;
+    flags &= ~CW_INDEX;
     pthread_mutex_lock(&client->lock);
     int code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
                                at->size_bytes, &shape, flags, out);

@@ -91,6 +91,12 @@ static int stat_there(cw_client *client, const char *name, const struct cw_name_
     return code;
 }
 
+int cw_no_such_name(cw_client *client, const char *name) {
+    return cw_fail(-ENOENT, "no array has the name \"%s\"%s%s%s", name,
+                   *client->name_space ? " in the namespace \"" : "", client->name_space,
+                   *client->name_space ? "\"" : "");
+}
+
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
     struct cw_name_key key;
     struct cw_found found;

@@ -38,12 +38,6 @@ int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *ke
     return 0;
 }
 
-int cw_no_such_name(cw_client *client, const char *name) {
-    return cw_fail(-ENOENT, "no array has the name \"%s\"%s%s%s", name,
-                   *client->name_space ? " in the namespace \"" : "", client->name_space,
-                   *client->name_space ? "\"" : "");
-}
-
 static int find(cw_client *client, const char *name, const struct cw_name_key *key) {
     int code = cw_name_key_find(client, key, &(struct cw_found){0});
     return code == -ENOENT ? cw_no_such_name(client, name) : code;
@@ -53,18 +47,21 @@ static int find(cw_client *client, const char *name, const struct cw_name_key *k
 static int attach(cw_client *client, const struct cw_name_key *key, uint32_t flags,
                   struct cw_found *found, cw_array **out) {
     struct cw_shape shape;
+    const struct cw_entry *at = &found->entry;
     int code = cw_directory_find(&client->directory, key->text, key->length, found);
     int space = (int)strlen(key->text) + 1; /* the name stands behind the namespace */
-    if (code == 0 && found->entry.flags & CW_ENTRY_TREE)
+    bool tree = code == 0 &&
+                (at->flags & CW_ENTRY_TREE || cw_meta_is_remote_tree(found->meta, at->meta_bytes));
+    if (tree && !(flags & CW_INDEX))
         return cw_fail(-EISDIR, "\"%.*s\" is a tree, not an array: get it as a tree",
                        (int)key->length - space, key->text + space);
+    if (tree)
+        cw_shape_bytes(at->size_bytes, &shape);
+    else if (code == 0)
+        code = cw_meta_decode(found->meta, at->meta_bytes, at->size_bytes, &shape);
     if (code == 0)
-        code =
-            cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);
-    if (code == 0)
-        code =
-            cw_array_attach(client, found->entry.slab, found->entry.block, found->entry.gen,
-                            found->entry.offset_bytes, found->entry.size_bytes, &shape, flags, out);
+        code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
+                               at->size_bytes, &shape, flags & ~CW_INDEX, out);
     return code;
 }
 

@@ -93,19 +93,54 @@ struct placed {
     uint8_t meta[CW_PLACED_MAX - sizeof(struct cw_fast_path_answer)];
 };
 
+struct wish {                           /* what is to be found, or fetched */
+    const struct cw_name_key *key, *at; /* the name, and where the replica stands */
+    const uint8_t *uuid;                /* of the GPU where it is to lie, or zero */
+    const struct cw_remote *part;       /* which part of a tree; NULL: what the name means */
+    struct cw_meta_remote_tree *tree;   /* its index is wanted, and what is told of it; else NULL */
+};
+
+/* Does nothing but its name say what it is? */
+static bool is_plain(const struct wish *wish) {
+    return wish->at == wish->key && !wish->part && !wish->tree;
+}
+
+static int take_tree(const struct wish *wish, const void *meta, uint32_t meta_bytes,
+                     uint64_t size_bytes) {
+    if (!wish->tree)
+        return 0;
+    if (!cw_meta_is_remote_tree(meta, meta_bytes))
+        return cw_fail(-ENOTDIR,
+                       "the name means an array of another node, not a tree: get it as an "
+                       "array");
+    return cw_meta_remote_tree_decode(meta, meta_bytes, size_bytes, wish->tree);
+}
+
 /* What stands here already: under its name, or as an unnamed replica. -EAGAIN: nothing. */
-static int get_here(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
-                    uint32_t flags, cw_array **out) {
+static int get_here(cw_client *client, const struct wish *wish, uint32_t flags, cw_array **out) {
     struct cw_found found;
-    int code = cw_name_key_get(client, at, flags | CW_CURRENT, &found, out);
+    int code = cw_name_key_get(client, wish->at, flags | CW_CURRENT, &found, out);
     if (code == -ENOENT || code == -ESTALE)
-        code = at == key ? cw_fast_path_find(client, key, flags, out) : -EAGAIN;
+        return is_plain(wish) ? cw_fast_path_find(client, wish->key, flags, out) : -EAGAIN;
+    if (code)
+        return code;
+    code = take_tree(wish, found.meta, found.entry.meta_bytes, found.entry.size_bytes);
+    if (code)
+        cw_array_close(*out);
     return code;
 }
 
-/* at: where the replica stands. uuid: of the GPU where it lies, or zero. */
-static int look(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
-                const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, int64_t timeout_ns,
+static int ask_bridge(cw_client *client, const struct wish *wish, struct placed *placed,
+                      uint32_t *placed_bytes, int64_t left_ns) {
+    struct cw_remote remote = {.verb = CW_REMOTE_GET};
+    if (wish->part)
+        remote = *wish->part;
+    memcpy(remote.uuid, wish->uuid, sizeof remote.uuid);
+    *placed_bytes = sizeof *placed;
+    return call(client, &remote, wish->key, NULL, 0, placed, placed_bytes, left_ns);
+}
+
+static int look(cw_client *client, const struct wish *wish, uint32_t flags, int64_t timeout_ns,
                 cw_array **out) {
     struct placed placed;
     unsigned room_tries = ROOM_TRIES;
@@ -113,25 +148,26 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
     if (!(flags & CW_PRIVATE))
         flags |= CW_READONLY; /* others share it, and its owner would never see what is written */
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
-        struct cw_remote remote = {.verb = CW_REMOTE_GET};
-        uint32_t placed_bytes = sizeof placed;
-        int code = get_here(client, key, at, flags, out);
-        if (code == -EAGAIN && at == key)
-            code = cw_fast_path_get(client, key, flags, until_ns, out);
+        uint32_t placed_bytes;
+        int code = get_here(client, wish, flags, out);
+        if (code == -EAGAIN && is_plain(wish))
+            code = cw_fast_path_get(client, wish->key, flags, until_ns, out);
         if (code != -EAGAIN)
             return code;
         int64_t left_ns = timeout_ns < 0 ? -1 : until_ns - cw_now_ns();
-        memcpy(remote.uuid, uuid, sizeof remote.uuid);
         code = left_ns < 0 && timeout_ns >= 0
                    ? -ETIMEDOUT
-                   : call(client, &remote, key, NULL, 0, &placed, &placed_bytes, left_ns);
+                   : ask_bridge(client, wish, &placed, &placed_bytes, left_ns);
         if (code == -ETIMEDOUT)
             return cw_fail(code,
                            "the array did not arrive from its node in %.3f s: the transfer goes on "
                            "if it can, so ask again",
                            (double)timeout_ns / 1e9);
-        if (code == -EDQUOT && at != key && room_tries-- && cw_slabs_sweep(client))
+        if (code == -EDQUOT && wish->at != wish->key && room_tries-- && cw_slabs_sweep(client))
             continue; /* the GPU was full of what we had mapped last */
+        if (code == 0 && placed_bytes > sizeof placed.head)
+            code = take_tree(wish, placed.meta, placed_bytes - (uint32_t)sizeof placed.head,
+                             placed.head.size_bytes);
         if (code == 0)
             code = cw_fast_path_open(client, &placed.head, placed_bytes, flags, out);
         if (code != -EAGAIN)
@@ -141,11 +177,12 @@ static int look(cw_client *client, const struct cw_name_key *key, const struct c
                    "the remote array was replaced again and again while it was opened: try again");
 }
 
-static int get(cw_client *client, const struct cw_name_key *key, const struct cw_name_key *at,
-               const uint8_t uuid[CW_UUID_BYTES], uint32_t flags, int64_t timeout_ns,
+static const uint8_t host[CW_UUID_BYTES];
+
+static int get(cw_client *client, const struct wish *wish, uint32_t flags, int64_t timeout_ns,
                cw_array **out) {
     cw_array *array;
-    int code = look(client, key, at, uuid, flags, timeout_ns, &array);
+    int code = look(client, wish, flags, timeout_ns, &array);
     if (code)
         return code;
     /* Last of all: it was read while nobody could have anything newer by way of another broker. */
@@ -160,7 +197,10 @@ static int get(cw_client *client, const struct cw_name_key *key, const struct cw
 
 int cw_remote_stands(cw_client *client, const struct cw_name_key *key) {
     cw_array *array;
-    int code = get_here(client, key, key, CW_UNMAPPED, &array);
+    const struct wish wish = {.key = key, .at = key, .uuid = host};
+    int code = get_here(client, &wish, CW_UNMAPPED, &array);
+    if (code == -EISDIR)
+        return cw_alive(&client->root->alive) ? 0 : cw_client_lost(client);
     if (code)
         return code == -EAGAIN ? -ENOENT : code;
     cw_array_close(array);
@@ -169,8 +209,8 @@ int cw_remote_stands(cw_client *client, const struct cw_name_key *key) {
 
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
                   int64_t timeout_ns, cw_array **out) {
-    static const uint8_t host[CW_UUID_BYTES];
-    return get(client, key, key, host, flags, timeout_ns, out);
+    const struct wish wish = {.key = key, .at = key, .uuid = host};
+    return get(client, &wish, flags, timeout_ns, out);
 }
 
 bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
@@ -181,6 +221,19 @@ bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_B
     out->text[key->length] = 0;
     memcpy(out->text + key->length + 1, uuid, CW_UUID_BYTES);
     out->length = key->length + 1 + CW_UUID_BYTES;
+    return true;
+}
+
+bool cw_remote_part(const struct cw_name_key *key, const struct cw_remote *part,
+                    struct cw_name_key *out) {
+    const uint64_t id[2] = {part->offset_bytes, part->size_bytes};
+    if (key->length + 2 + sizeof id > CW_KEY_MAX)
+        return false;
+    *out = *key;
+    out->text[key->length] = 0;
+    out->text[key->length + 1] = 'P';
+    memcpy(out->text + key->length + 2, id, sizeof id);
+    out->length = key->length + 2 + (uint32_t)sizeof id;
     return true;
 }
 
@@ -220,7 +273,41 @@ int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const cha
         return code;
     if (!cw_remote_place(key, gpu->uuid, &at))
         return get_copy(client, key, device, timeout_ns, out);
-    return get(client, key, &at, gpu->uuid, flags, timeout_ns, out);
+    const struct wish wish = {.key = key, .at = &at, .uuid = gpu->uuid};
+    return get(client, &wish, flags, timeout_ns, out);
+}
+
+int cw_remote_index(cw_client *client, const struct cw_name_key *key, int64_t timeout_ns,
+                    struct cw_meta_remote_tree *about, cw_array **out) {
+    const struct wish wish = {.key = key, .at = key, .uuid = host, .tree = about};
+    return get(client, &wish, CW_INDEX, timeout_ns, out);
+}
+
+int cw_remote_get_part(cw_client *client, const struct cw_name_key *key,
+                       const struct cw_remote *part, const char *device, int64_t timeout_ns,
+                       cw_array **out) {
+    const struct cw_backend *backend;
+    const struct cw_gpu *gpu = NULL;
+    struct cw_name_key name, at;
+    int ordinal;
+    int code = cw_backend_find(device, &backend, &ordinal);
+    if (code == 0 && backend->device_kind != CW_DEVICE_HOST)
+        code = cw_gpu_peek(ordinal, &gpu);
+    if (code)
+        return code;
+    if (!cw_remote_part(key, part, &name) || (gpu && !cw_remote_place(&name, gpu->uuid, &at)))
+        return cw_fail(-EINVAL, "the name is too long for a tree of another node: choose a shorter "
+                                "one there");
+    const struct wish wish = {
+        .key = key, .at = gpu ? &at : &name, .uuid = gpu ? gpu->uuid : host, .part = part};
+    return get(client, &wish, CW_UNMAPPED, timeout_ns, out);
+}
+
+int cw_remote_wait_after(cw_client *client, const struct cw_name_key *key, uint64_t instance,
+                         uint64_t after, int64_t timeout_ns) {
+    struct cw_remote remote = {
+        .verb = CW_REMOTE_WAIT, .flags = CW_REMOTE_AFTER, .instance = instance, .gen = after};
+    return call(client, &remote, key, NULL, 0, NULL, NULL, timeout_ns);
 }
 
 int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "ipc/base/device.h"
+#include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
 
 /* Does it begin as a name of another node does? */
@@ -31,6 +32,19 @@ int cw_remote_prefix_check(const char *prefix);
  */
 int cw_remote_get(cw_client *client, const struct cw_name_key *key, uint32_t flags,
                   int64_t timeout_ns, cw_array **out);
+/* The bytes of the index of a tree, as its node has them, and which version it is. -ENOTDIR: it is
+ * no tree. */
+int cw_remote_index(cw_client *client, const struct cw_name_key *key, int64_t timeout_ns,
+                    struct cw_meta_remote_tree *about, cw_array **out);
+/* A part of that version, as bytes, not mapped. part: a GET with CW_REMOTE_PART; device: where it
+ * is to lie. -ESTALE: nobody there has this version any more. */
+int cw_remote_get_part(cw_client *client, const struct cw_name_key *key,
+                       const struct cw_remote *part, const char *device, int64_t timeout_ns,
+                       cw_array **out);
+/* Until the name means a later version; instance: of which run of its node's broker the version is,
+ * 0: of this one. */
+int cw_remote_wait_after(cw_client *client, const struct cw_name_key *key, uint64_t instance,
+                         uint64_t after, int64_t timeout_ns);
 /* Does a replica stand in host memory, as its name means it? Asks nobody. 0, -ENOENT (without a
  * sentence), -EINTR, -ECONNRESET. */
 int cw_remote_stands(cw_client *client, const struct cw_name_key *key);
@@ -41,6 +55,10 @@ int cw_remote_get_on(cw_client *client, const struct cw_name_key *key, const cha
  * false: there is no room for it. */
 bool cw_remote_place(const struct cw_name_key *key, const uint8_t uuid[CW_UUID_BYTES],
                      struct cw_name_key *out);
+/* The key under which a part of a tree stands: that of the tree, NUL, "P", and the 128 bits by
+ * which the request names it. false: there is no room for it. */
+bool cw_remote_part(const struct cw_name_key *key, const struct cw_remote *part,
+                    struct cw_name_key *out);
 /* Blocks until the array stands under its name at the other node. flags: as cw_array_put(); gpu: on
  * which GPU there, -1 in host memory. */
 int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,

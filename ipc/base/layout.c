@@ -77,6 +77,16 @@ int cw_shape_measure(struct cw_shape *shape) {
     return 0;
 }
 
+void cw_shape_bytes(uint64_t size_bytes, struct cw_shape *out) {
+    *out = (struct cw_shape){.ndim = 1,
+                             .itemsize = 1,
+                             .dtype_bytes = 3,
+                             .span_bytes = size_bytes,
+                             .strides = {1},
+                             .dtype = "|u1"};
+    out->shape[0] = (int64_t)size_bytes;
+}
+
 int cw_layout_resolve(const cw_layout *layout, struct cw_shape *out) {
     if (!layout)
         return cw_fail(-EINVAL, "a layout is needed, NULL was given");

@@ -21,6 +21,8 @@ struct cw_shape {
     char dtype[CW_DTYPE_MAX + 1]; /* terminated */
 };
 
+/* Plain bytes: |u1, in one dimension. */
+void cw_shape_bytes(uint64_t size_bytes, struct cw_shape *out);
 /* Checks a caller's layout. Only the first ndim values and the dtype's text are written. 0 or
  * -EINVAL. */
 int cw_layout_resolve(const cw_layout *layout, struct cw_shape *out);

@@ -79,6 +79,30 @@ int cw_meta_tree_decode(const void *buffer, uint32_t buffer_bytes, struct cw_met
     return 0;
 }
 
+bool cw_meta_is_remote_tree(const void *buffer, uint32_t buffer_bytes) {
+    uint16_t version = 0;
+    if (buffer_bytes >= sizeof version)
+        memcpy(&version, buffer, sizeof version);
+    return version == CW_META_REMOTE_TREE_VERSION;
+}
+
+int cw_meta_remote_tree_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                               struct cw_meta_remote_tree *out) {
+    struct cw_meta_remote_tree meta;
+    if (buffer_bytes != sizeof meta)
+        return cw_fail(-EPROTO, "metadata of another node's tree has %zu bytes, here are %u",
+                       sizeof meta, buffer_bytes);
+    memcpy(&meta, buffer, sizeof meta);
+    if (meta.tree.version != CW_META_REMOTE_TREE_VERSION || meta.tree.reserved || !meta.instance ||
+        !meta.version)
+        return cw_fail(-EPROTO, "malformed metadata of another node's tree");
+    if (size_bytes == 0 || size_bytes > CW_META_INDEX_MAX)
+        return cw_fail(-EPROTO, "the index of a tree cannot have %llu bytes",
+                       (unsigned long long)size_bytes);
+    *out = meta;
+    return 0;
+}
+
 int cw_meta_layout(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
                    struct cw_shape *shape, cw_layout *layout) {
     struct cw_shape read;

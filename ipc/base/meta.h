@@ -13,6 +13,7 @@
 #ifndef CW_IPC_BASE_META_H
 #define CW_IPC_BASE_META_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "ipc/base/layout.h"
@@ -42,6 +43,22 @@ struct cw_meta_tree {
 _Static_assert(sizeof(struct cw_meta_tree) == 40, "layout");
 /* 0 or -EPROTO. */
 int cw_meta_tree_decode(const void *buffer, uint32_t buffer_bytes, struct cw_meta_tree *out);
+
+/* The same of another node's tree: it describes a replica of the bytes of its index, in which parts
+ * are named as that node names them. Which version it is stands here, since the index does not say
+ * it. */
+#define CW_META_REMOTE_TREE_VERSION 3u
+#define CW_META_INDEX_MAX           (1ull << 30) /* bytes of an index */
+struct cw_meta_remote_tree {
+    struct cw_meta_tree tree;   /* its version is CW_META_REMOTE_TREE_VERSION */
+    uint64_t instance, version; /* of the owner's broker, and which put of it; neither is 0 */
+};
+_Static_assert(sizeof(struct cw_meta_remote_tree) == 56, "layout");
+/* Does it begin as one does? */
+bool cw_meta_is_remote_tree(const void *buffer, uint32_t buffer_bytes);
+/* size_bytes: of the index. 0 or -EPROTO. */
+int cw_meta_remote_tree_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                               struct cw_meta_remote_tree *out);
 
 #define CW_META_BYTES_MAX (sizeof(struct cw_meta) + CW_NDIM_MAX * 16 + CW_DTYPE_MAX)
 

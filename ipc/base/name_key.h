@@ -17,6 +17,9 @@
 #define CW_CURRENT                                                                                 \
     (1u << 30) /* a replica: -ENOENT, without a sentence, once its name means another */
 
+/* A tree, also another node's: the bytes of its index, in place of -EISDIR. */
+#define CW_INDEX (1u << 29)
+
 struct cw_name_key {
     uint32_t length;
     char text[CW_KEY_MAX]; /* not terminated */

@@ -418,6 +418,24 @@ int cw_index_find(const struct cw_index *index, const char *path, uint32_t *numb
     return -ENOENT;
 }
 
+void cw_index_spans(const struct cw_index *index, struct cw_index_span *spans) {
+    memset(spans, 0, index->head->parts * sizeof *spans);
+    for (uint32_t i = 0; i < index->head->leaves; i++) {
+        const struct cw_index_leaf *leaf = &index->leaves[i];
+        struct cw_index_span *span = &spans[leaf->part];
+        uint64_t begin = leaf->offset_bytes / CW_LEAF_ALIGN * CW_LEAF_ALIGN;
+        uint64_t end = leaf->offset_bytes + leaf->size_bytes; /* X1 */
+        if (leaf->size_bytes == 0)
+            continue;
+        if (span->size_bytes) {
+            uint64_t last = span->offset_bytes + span->size_bytes;
+            begin = begin < span->offset_bytes ? begin : span->offset_bytes;
+            end = end > last ? end : last;
+        }
+        *span = (struct cw_index_span){.offset_bytes = begin, .size_bytes = end - begin};
+    }
+}
+
 void cw_index_leaf(const struct cw_index *index, uint32_t number, cw_leaf *out) {
     const struct cw_index_leaf *leaf = &index->leaves[number];
     *out = (cw_leaf){

@@ -28,11 +28,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ipc/base/meta.h"
 #include "ipc/cableway.h"
 
 #define CW_INDEX_MAGIC     0x3165657274776322ull
 #define CW_INDEX_VERSION   1u
-#define CW_INDEX_BYTES_MAX (1ull << 30)
+#define CW_INDEX_BYTES_MAX CW_META_INDEX_MAX
 #define CW_PARTS_MAX       65536u /* CW_GROUP_MEMBERS_MAX */
 
 struct cw_index_head {
@@ -92,6 +93,16 @@ int cw_index_read(const void *bytes, uint64_t size_bytes, struct cw_index *out);
 void cw_index_deinit(struct cw_index *index);
 /* The number of the leaf with this path. -ENOENT without a sentence. */
 int cw_index_find(const struct cw_index *index, const char *path, uint32_t *number);
+/*
+ * Which bytes of a part its leaves need, from the first leaf's first byte (rounded down to
+ * CW_LEAF_ALIGN, so that leaves lie in a copy of these as they lie here) to the last one's last;
+ * what else the block has is not looked at. size_bytes 0: no leaf lies in it. spans has room for
+ * all parts.
+ */
+struct cw_index_span {
+    uint64_t offset_bytes, size_bytes; /* in the part */
+};
+void cw_index_spans(const struct cw_index *index, struct cw_index_span *spans);
 /* One leaf; its pointers are borrowed from the index. */
 void cw_index_leaf(const struct cw_index *index, uint32_t number, cw_leaf *out);
 /* The bytes of an index: leaves with part and offset_bytes (in it) set. *bytes is the caller's:

@@ -190,12 +190,13 @@ static void place_in_parts(struct publication *p) {
             p->leaves[i].offset_bytes += p->leaves[i].array->offset_bytes;
 }
 
-static int make_index(struct publication *p, const void *meta, uint64_t meta_bytes,
-                      struct cw_index *index, cw_array **out) {
+int cw_index_make(cw_client *client, const struct cw_index_part *parts, uint32_t part_count,
+                  const cw_leaf *leaves, uint32_t leaf_count, const void *meta, uint64_t meta_bytes,
+                  struct cw_index *index, cw_array **out) {
     uint8_t *bytes;
     uint64_t size_bytes;
-    int code = cw_index_write(p->parts, p->part_count, p->leaves, p->leaf_count, meta, meta_bytes,
-                              &bytes, &size_bytes);
+    int code = cw_index_write(parts, part_count, leaves, leaf_count, meta, meta_bytes, &bytes,
+                              &size_bytes);
     if (code)
         return code;
     int64_t size = (int64_t)size_bytes;
@@ -204,7 +205,7 @@ static int make_index(struct publication *p, const void *meta, uint64_t meta_byt
     if (code) {
         code = code == -EPROTO ? -EINVAL : code;
     } else {
-        code = cw_array_new(p->client, "cpu", &layout, 0, out);
+        code = cw_array_new(client, "cpu", &layout, 0, out);
         if (code == 0)
             code = cw_array_write(*out, 0, bytes, size_bytes);
         else
@@ -218,34 +219,37 @@ static int make_index(struct publication *p, const void *meta, uint64_t meta_byt
     return code;
 }
 
-/* The broker holds the parts for the index; from now on others may know of all of them. */
-static int group(struct publication *p, cw_array *array) {
-    struct cw_block_name names[CW_GROUP_ASKED];
-    cw_client *client = p->client;
+/* Others may know of them from now on. */
+static void mark_published(cw_client *client, cw_array *const *arrays, uint32_t count) {
     pthread_mutex_lock(&client->lock);
-    for (uint32_t i = 0; i <= p->part_count; i++) {
-        const cw_array *one = i < p->part_count ? p->arrays[i] : array;
-        struct cw_extent *extent = one->slab->locals[one->block].extent;
+    for (uint32_t i = 0; i < count; i++) {
+        struct cw_extent *extent = arrays[i]->slab->locals[arrays[i]->block].extent;
         if (extent)
             extent->published = true;
     }
     pthread_mutex_unlock(&client->lock);
+}
+
+int cw_index_group(cw_client *client, cw_array *array, const struct cw_index_part *members,
+                   uint32_t part_count) {
+    struct cw_block_name names[CW_GROUP_ASKED];
+    mark_published(client, &array, 1);
     uint32_t done = 0;
     int code;
     do { /* also without parts: the index is an anchor */
-        uint32_t some = p->part_count - done;
+        uint32_t some = part_count - done;
         some = some < CW_GROUP_ASKED ? some : CW_GROUP_ASKED;
         struct cw_group head = {
             .anchor = {.slab = array->slab->id, .block = array->block, .gen = array->gen},
             .count = some};
         for (uint32_t i = 0; i < some; i++)
-            names[i] = (struct cw_block_name){.slab = p->parts[done + i].slab,
-                                              .block = p->parts[done + i].block,
-                                              .gen = p->parts[done + i].gen};
+            names[i] = (struct cw_block_name){.slab = members[done + i].slab,
+                                              .block = members[done + i].block,
+                                              .gen = members[done + i].gen};
         struct iovec parts[] = {{&head, sizeof head}, {names, some * sizeof *names}};
         code = cw_channel_call(client, CW_OP_GROUP, parts, 2, NULL, NULL, CW_CALL_DEED, -1);
         done += some;
-    } while (code == 0 && done < p->part_count);
+    } while (code == 0 && done < part_count);
     return code;
 }
 
@@ -272,11 +276,13 @@ static int publish(struct publication *p, const struct cw_name_key *key, const v
     uint64_t version;
     int code = prepare(p, flags);
     if (code == 0)
-        code = make_index(p, meta, meta_bytes, &index, &array);
+        code = cw_index_make(p->client, p->parts, p->part_count, p->leaves, p->leaf_count, meta,
+                             meta_bytes, &index, &array);
     if (code)
         return code;
     cw_array_freeze(array);
-    code = group(p, array);
+    mark_published(p->client, p->arrays, p->part_count);
+    code = cw_index_group(p->client, array, p->parts, p->part_count);
     if (code == 0)
         code = cw_tree_put_index(p->client, array, index.head, key, flags, if_version, &version);
     if (code == 0 && out)
@@ -288,13 +294,13 @@ static int publish(struct publication *p, const struct cw_name_key *key, const v
 
 static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t count,
                            const void *meta, uint64_t meta_bytes, uint32_t flags) {
-    const uint32_t known = CW_REPLACE | CW_KEEP | CW_TREE_NO_HASH | CW_TREE_HASH;
+    const uint32_t known = CW_REPLACE | CW_KEEP | CW_REMOTE_READ | CW_TREE_NO_HASH | CW_TREE_HASH;
     if (!client || (count && !leaves) || (meta_bytes && !meta))
         return cw_needs("a client, leaves and metadata");
     if (flags & ~known)
         return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_tree_put knows CW_REPLACE, CW_KEEP, CW_TREE_NO_HASH and "
-                       "CW_TREE_HASH",
+                       "flags 0x%x: cw_tree_put knows CW_REPLACE, CW_KEEP, CW_REMOTE_READ, "
+                       "CW_TREE_NO_HASH and CW_TREE_HASH",
                        flags);
     if (count > CW_LEAVES_MAX)
         return cw_fail(-EDQUOT,

@@ -29,17 +29,9 @@
 #include "ipc/request/channel.h"
 #include "ipc/client.h"
 #include "ipc/array/array.h"
+#include "ipc/tree/fetch.h"
 
 #define GET_TRIES 1000u /* versions that went under us, one after the other */
-
-static const struct cw_shape plain_bytes = {
-    .ndim = 1, .itemsize = 1, .dtype_bytes = 3, .strides = {1}, .dtype = "|u1"};
-
-static void shape_bytes(uint64_t size_bytes, struct cw_shape *out) {
-    *out = plain_bytes;
-    out->shape[0] = (int64_t)size_bytes;
-    out->span_bytes = size_bytes;
-}
 
 int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw_index *index,
                  cw_tree **out) {
@@ -49,7 +41,11 @@ int cw_tree_make(cw_client *client, cw_array *array, uint64_t version, struct cw
         cw_array_close(array);
         return cw_fail(-EDQUOT, "no memory for a tree's description");
     }
-    *tree = (cw_tree){.client = client, .array = array, .version = version, .index = *index};
+    *tree = (cw_tree){.client = client,
+                      .array = array,
+                      .version = version,
+                      .instance = client->instance,
+                      .index = *index};
     cw_client_ref(client);
     *out = tree;
     return 0;
@@ -61,7 +57,7 @@ static int attach_index(cw_client *client, const struct cw_version *at, cw_array
     if (at->size_bytes > CW_INDEX_BYTES_MAX)
         return cw_fail(-EPROTO, "the index of a tree cannot have %llu bytes",
                        (unsigned long long)at->size_bytes);
-    shape_bytes(at->size_bytes, &shape);
+    cw_shape_bytes(at->size_bytes, &shape);
     pthread_mutex_lock(&client->lock);
     int code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes,
                                at->size_bytes, &shape, CW_READONLY, out);
@@ -133,17 +129,15 @@ int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key) {
         return cw_name_key_make(client, cw_remote_local(name), key);
     return code < 0 ? code
                     : cw_fail(-EREMOTEIO,
-                              "\"%s\": trees cannot be fetched from another node or put there yet; "
-                              "arrays can",
+                              "\"%s\": a tree cannot be put onto another node; put it there, and "
+                              "get it from here",
                               name);
 }
 
-int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree **out) {
+static int get_here(cw_client *client, const char *name, uint64_t version, cw_tree **out) {
     struct cw_name_key key;
     struct cw_version at = {.version = 0};
-    if (!out)
-        return cw_needs("a place for the tree");
-    int code = cw_tree_key(client, name, &key);
+    int code = cw_name_key_make(client, name, &key);
     if (code)
         return code;
     for (unsigned tries = 0; tries < GET_TRIES; tries++) {
@@ -160,6 +154,29 @@ int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree *
         -ESTALE, "the name \"%s\" was replaced again and again while it was read: try again", name);
 }
 
+int cw_tree_get_at(cw_client *client, const char *name, uint64_t version,
+                   const char *const *devices, uint32_t count, int64_t timeout_ns, cw_tree **out) {
+    struct cw_name_key key;
+    if (!out || (count && !devices))
+        return cw_needs("devices, and a place for the tree");
+    int code = cw_name_key_make(client, name, &key);
+    if (code)
+        return code;
+    if (cw_remote_name(name)) {
+        code = cw_tree_fetch(client, &key, version, devices, count, timeout_ns, out);
+        if (code != -ELOOP)
+            return code;
+        name = cw_remote_local(name);
+    }
+    if (count)
+        return cw_fail(-EINVAL, "\"%s\" is a tree of this node: it is opened where it lies", name);
+    return get_here(client, name, version, out);
+}
+
+int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree **out) {
+    return cw_tree_get_at(client, name, version, NULL, 0, -1, out);
+}
+
 int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
                       const struct cw_name_key *key, uint32_t flags, uint64_t if_version,
                       uint64_t *version) {
@@ -171,7 +188,8 @@ int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_
                                       .offset_bytes = array->offset_bytes,
                                       .size_bytes = array->size_bytes,
                                       .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                               (flags & CW_KEEP ? CW_PUT_KEEP : 0u),
+                                               (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                               (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
                                       .key_bytes = (uint16_t)key->length,
                                       .meta_bytes = sizeof(struct cw_meta_tree)}};
     struct cw_meta_tree meta = {.version = CW_META_TREE_VERSION,
@@ -211,8 +229,10 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
     struct cw_name_key key;
     if (!tree || !version)
         return cw_needs("a tree and a place for the version");
-    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_tree_name knows CW_REPLACE and CW_KEEP", flags);
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_tree_name knows CW_REPLACE, CW_KEEP and CW_REMOTE_READ",
+                       flags);
     int code = check_held(tree);
     if (code == 0)
         code = cw_tree_key(client, name, &key);
@@ -225,12 +245,30 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
                              version);
 }
 
-static int await_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns) {
+static int timed_out(const char *name, uint64_t after, int64_t timeout_ns) {
+    return cw_fail(-ETIMEDOUT, "\"%s\" got no version after %llu in %.3f s", name,
+                   (unsigned long long)after, (double)timeout_ns / 1e9);
+}
+
+/* instance: of which run of the owner's broker the version is; 0: of this one. */
+static int await_after(cw_client *client, const char *name, uint64_t instance, uint64_t after,
+                       int64_t timeout_ns) {
     struct cw_name_key key;
     struct cw_found found;
-    int code = cw_tree_key(client, name, &key);
+    int code = cw_name_key_make(client, name, &key);
+    if (code == 0 && cw_remote_name(name)) {
+        code = cw_remote_wait_after(client, &key, instance, after, timeout_ns);
+        if (code == -ETIMEDOUT)
+            return timed_out(name, after, timeout_ns);
+        if (code != -ELOOP)
+            return code;
+        name = cw_remote_local(name);
+        code = cw_name_key_make(client, name, &key);
+    }
     if (code)
         return code;
+    if (instance && instance != client->instance)
+        after = 0;
     code = cw_name_key_find(client, &key, &found);
     if ((code == 0 && found.entry.id > after) || (code && code != -ENOENT))
         return code;
@@ -241,15 +279,23 @@ static int await_after(cw_client *client, const char *name, uint64_t after, int6
     struct iovec parts[] = {{&body, sizeof body}, {key.text, key.length}};
     code =
         cw_channel_call(client, CW_OP_WAIT_AFTER, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
-    if (code == -ETIMEDOUT)
-        return cw_fail(code, "\"%s\" got no version after %llu in %.3f s", name,
-                       (unsigned long long)after, (double)timeout_ns / 1e9);
+    return code == -ETIMEDOUT ? timed_out(name, after, timeout_ns) : code;
+}
+
+int cw_tree_newer(const cw_tree *tree, cw_client *client, const char *name, int64_t timeout_ns) {
+    if (!tree || !client)
+        return cw_needs("a tree and a client");
+    int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1);
+    /* One that came by a handle does not say whose version it is: its name does. */
+    bool by_name = cw_remote_name(name) && tree->instance == tree->client->instance;
+    int code = await_after(client, name, by_name ? 0 : tree->instance, tree->version, timeout_ns);
+    cw_socket_unlimit(before);
     return code;
 }
 
 int cw_wait_after(cw_client *client, const char *name, uint64_t after, int64_t timeout_ns) {
     int64_t before = cw_socket_limit(timeout_ns ? timeout_ns : -1); /* 0: who only looks may ask */
-    int code = await_after(client, name, after, timeout_ns);
+    int code = await_after(client, name, 0, after, timeout_ns);
     cw_socket_unlimit(before);
     return code;
 }
@@ -327,7 +373,7 @@ int cw_tree_part_as(const cw_tree *tree, cw_client *client, uint32_t part, uint3
     if (code)
         return code;
     const struct cw_index_part *at = &tree->index.parts[part];
-    shape_bytes(at->size_bytes, &shape);
+    cw_shape_bytes(at->size_bytes, &shape);
     pthread_mutex_lock(&client->lock);
     code = cw_array_attach(client, at->slab, at->block, at->gen, at->offset_bytes, at->size_bytes,
                            &shape, flags, &array);
@@ -354,7 +400,11 @@ int cw_tree_describe(const cw_tree *tree, cw_tree **out) {
     if (!tree || !out)
         return cw_needs("a tree and a place for its description");
     int code = cw_index_read(tree->index.bytes, tree->index.head->size_bytes, &index);
-    return code ? code : cw_tree_make(tree->client, NULL, tree->version, &index, out);
+    if (code == 0)
+        code = cw_tree_make(tree->client, NULL, tree->version, &index, out);
+    if (code == 0)
+        (*out)->instance = tree->instance;
+    return code;
 }
 
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out) {

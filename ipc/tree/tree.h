@@ -12,6 +12,7 @@ struct cw_tree {
     cw_array *array;   /* the index: the one lease. Its bytes are not looked at again. NULL: there
                         * is none, the tree is described alone */
     uint64_t version;
+    uint64_t instance; /* of the broker whose version it is: another node's, if it was fetched */
     struct cw_index index;
 };
 
@@ -24,6 +25,14 @@ int cw_tree_part_as(const cw_tree *tree, cw_client *client, uint32_t part, uint3
                     cw_array **out);
 /* The key of a name of this node, also as "//NODE/NAME". -EREMOTEIO: of another. */
 int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key);
+/* An index of parts and leaves (with part and offset_bytes set): its bytes in an array of their
+ * own, and checked as each reader checks them. */
+int cw_index_make(cw_client *client, const struct cw_index_part *parts, uint32_t part_count,
+                  const cw_leaf *leaves, uint32_t leaf_count, const void *meta, uint64_t meta_bytes,
+                  struct cw_index *index, cw_array **out);
+/* GROUP: the broker holds the parts for the index; from now on others may know of all of them. */
+int cw_index_group(cw_client *client, cw_array *index, const struct cw_index_part *parts,
+                   uint32_t count);
 /* PUT_TREE of an index that is an anchor. -EEXIST, -ESTALE, ... as cw_tree_put(). */
 int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
                       const struct cw_name_key *key, uint32_t flags, uint64_t if_version,

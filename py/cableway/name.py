@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, overload
 
 from cableway import _dispatch, client, create, tree
@@ -30,7 +30,7 @@ from cableway._core.library import check, failure, ffi, lib
 from cableway._cuda import hidden_gpus
 from cableway.array import Array
 from cableway.device import resolve, terminated
-from cableway.errors import NameTaken, Timeout
+from cableway.errors import NameNotFound, NameTaken, Timeout
 from cableway.tree import Tree
 
 __all__ = ["get", "names", "put", "remove", "wait"]
@@ -147,8 +147,6 @@ def put(
             raise ValueError(f'remote is "read" or None, not {remote!r}')
         flags |= lib.CW_REMOTE_READ
     if as_tree or (as_tree is None and tree.is_tree(array)):
-        if remote is not None:
-            raise ValueError("trees of other nodes cannot be reached yet: remote= is for arrays")
         if hashed is not None:
             flags |= lib.CW_TREE_HASH if hashed else lib.CW_TREE_NO_HASH
         return tree.put(
@@ -188,6 +186,8 @@ def get(
     name: str, timeout: float | None = 0, *, swappable: Literal[True], version: int | None = None
 ) -> Tree: ...
 @overload
+def get(name: str, timeout: float | None = 0, *, device: list[str]) -> Tree: ...
+@overload
 def get(
     name: str, timeout: float | None = 0, *, readonly: bool = False, device: str | None = None
 ) -> Any: ...
@@ -196,7 +196,7 @@ def get(
     timeout: float | None = 0,
     *,
     readonly: bool = False,
-    device: str | None = None,
+    device: str | Sequence[str] | None = None,
     version: int | None = None,
     swappable: bool = False,
 ) -> Any:
@@ -212,7 +212,9 @@ def get(
         device: the device of the result, which is a copy if the array is on another device. This also works if
             CUDA_VISIBLE_DEVICES hides that device here (another process then makes the copy). None: the array's own device. An
             array of another node comes into host memory, or onto the GPU that you name; all processes of this node share it
-            there, read-only.
+            there, read-only. So does a tree of another node, all of it; for one whose leaves lie on several GPUs there this may be
+            a list: what lies on the first GPU there comes onto the first device, and so on, and what is in host memory there
+            comes into host memory. A tree of this node is opened where it lies.
         version: for a tree: this version, even if the name means a later one, as long as a process still has it.
         swappable: for a tree: it gets addresses of its own in this process, which stay when another version takes its place
             (`Tree.swap`) or its memory is away for a time (`unmap`, `park`).
@@ -236,15 +238,17 @@ def get(
     ...     int(x.numpy().sum())
     6
     """
-    if version is not None:
-        return tree.get(_checked(name), version, swappable=swappable)
-    if swappable:
-        return _swappable(name, timeout, device)
+    encoded = name_bytes(name)
+    if device is not None and not isinstance(device, str):
+        return _tree_on(name, tuple(device), version, timeout)
     if device is not None:
         device = resolve(device)
-    encoded = name_bytes(name)
+    if version is not None or swappable:
+        return _version(name, version, device, timeout, swappable)
     if device is not None and encoded[:2] == b"//":
         made = _get_at(name, encoded, device, 2 if readonly else 0, timeout)
+        if made is None:
+            return _tree(name, device, timeout)
         made._name = name
         return made
     connection = client._default or client.current()
@@ -261,12 +265,12 @@ def get(
         if status == -errno.ENODEV and device is not None:
             return hidden_gpus.fetch(encoded, device)
         if status == -errno.EISDIR:
-            return _tree(name, device)
+            return _tree(name, device, timeout)
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
         lease = _get_later(name, encoded, flags, timeout, status)
     if lease is None:
-        return _tree(name, device)
+        return _tree(name, device, timeout)
     made = _new_array(Array)
     made._lease = lease
     made._layout = None
@@ -283,15 +287,38 @@ def _checked(name: str) -> str:
     return name
 
 
-def _swappable(name: str, timeout: float | None, device: str | None) -> Tree:
-    if device is not None:
-        return _tree(name, device)
-    if timeout != 0:
+def _version(
+    name: str, version: int | None, device: str | None, timeout: float | None, swappable: bool
+) -> Tree:
+    """A tree that was asked for by its version, or with addresses of its own."""
+    places, end = () if device is None else (device,), math.inf
+    if version is None and timeout != 0:
+        end = deadline(timeout)
         tree.wait_after(_checked(name), 0, timeout)
-    return tree.get(_checked(name), swappable=True)
+    return tree.get(_checked(name), version, places, end, swappable=swappable)
 
 
-def _tree(name: str, device: str | None) -> Tree:
+def _tree_on(
+    name: str, devices: tuple[str, ...], version: int | None, timeout: float | None
+) -> Tree:
+    """A tree of another node, which lies on several GPUs."""
+    if _checked(name)[:2] != "//":
+        raise ValueError("a list of devices is for a tree of another node; leave device= out")
+    places = tuple(resolve(device) for device in devices)
+    end = math.inf if timeout == 0 else deadline(timeout)
+    while True:
+        try:
+            return tree.get(name, version, places, end)
+        except NameNotFound:
+            if timeout == 0:
+                raise
+        _wait_until(name, name_bytes(name), end, timeout)
+
+
+def _tree(name: str, device: str | None, timeout: float | None) -> Tree:
+    if name[:2] == "//":
+        devices = () if device is None else (device,)
+        return tree.get(name, None, devices, math.inf if timeout == 0 else deadline(timeout))
     if device is not None:
         raise ValueError(
             f'"{name}" is a tree and cannot be moved to a device as a whole: leave device= out, and copy what you need: t[path].to({device!r})'
@@ -299,15 +326,17 @@ def _tree(name: str, device: str | None) -> Tree:
     return tree.get(name)
 
 
-def _get_at(name: str, encoded: bytes, device: str, flags: int, timeout: float | None) -> Array:
-    """An array of another node on a device."""
+def _get_at(
+    name: str, encoded: bytes, device: str, flags: int, timeout: float | None
+) -> Array | None:
+    """An array of another node on a device; None: it is a tree."""
     end = math.inf if timeout == 0 else deadline(timeout)
     place = device.encode()
     while True:
         connection, left = client.current().pointer, left_ns(end)
         status, got = lease_once(Lease, lib.cw_get_at, connection, encoded, place, flags, left)
-        if status == 0:
-            return arrays.make(got, None)
+        if status in (0, -errno.EISDIR):
+            return None if status else arrays.make(got, None)
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, end, timeout)
         elif status != -errno.EINTR:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Iterator, Mapping
 from operator import index
 from threading import Lock
@@ -27,6 +28,7 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
+from cableway._core.deadlines import left_ns
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
@@ -45,7 +47,7 @@ from cableway._tree.swapping import (
 )
 from cableway._tree.table import Row, rows
 from cableway.array import Array
-from cableway.errors import Error, NameNotFound, Stale, Timeout, VersionChanged
+from cableway.errors import Error, NameNotFound, Stale, VersionChanged
 
 __all__ = ["Tree", "is_tree", "wait_after"]
 
@@ -66,7 +68,6 @@ class Tree(Swapping, Mapping[str, Array]):
     _closed: bool
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
-    _run: int  # of the broker
     _table: tuple[Described, list[Row]] | None  # all leaves, once they were looked at
 
     def __init__(self) -> None:
@@ -316,14 +317,7 @@ class Tree(Swapping, Mapping[str, Array]):
         Args:
             timeout: seconds to wait for one; 0: do not wait, None: for ever.
         """
-        if self._name is None:
-            raise ValueError("this tree has no name under which there could be a newer one")
-        again = client.current().instance != self._run  # a new broker counts from 1 on
-        try:
-            wait_after(self._name, 0 if again else self.version, timeout)
-        except Timeout:
-            return None
-        return get(self._name)
+        return None if self._later(timeout) is None else get(str(self._name))
 
     # ---- its life
 
@@ -392,13 +386,24 @@ def open_handle(handle: bytes, version: int, name: str | None, address: str) -> 
     return make(cell, name)
 
 
-def get(name: str, version: int | None = None, *, swappable: bool = False) -> Tree:
-    """The tree under a name; see `cableway.get`."""
+def get(
+    name: str,
+    version: int | None = None,
+    devices: tuple[str, ...] = (),
+    end: float = math.inf,
+    *,
+    swappable: bool = False,
+) -> Tree:
+    """The tree under a name; see `cableway.get`. devices: of another node's; end: the moment by which it must be here."""
     wanted = 0 if version is None else checked(version)
-    cell = new_cell()
-    pointer = client.current().pointer
-    check_again(lib.cw_tree_get, pointer, name.encode(), wanted, cell)
-    return make(cell, name, swappable=swappable)
+    texts = [ffi.new("char[]", device.encode()) for device in devices]
+    places, encoded, cell = ffi.new("char *[]", texts), name.encode(), new_cell()
+    while True:
+        pointer, left = client.current().pointer, left_ns(end)
+        status = lib.cw_tree_get_at(pointer, encoded, wanted, places, len(texts), left, cell)
+        if status != -errno.EINTR:
+            check(status)
+            return make(cell, name, swappable=swappable)
 
 
 def put(
@@ -434,7 +439,7 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     wanted = ANY_VERSION if if_version is None else if_version
     version = ffi.new("uint64_t *")
     pointer, connection = tree._pointer(), client.current()
-    flags &= lib.CW_REPLACE | lib.CW_KEEP
+    flags &= lib.CW_REPLACE | lib.CW_KEEP | lib.CW_REMOTE_READ
     status = lib.cw_tree_name(pointer, connection.pointer, name.encode(), flags, wanted, version)
     if status == -errno.ESTALE:
         raise VersionChanged(str(failure(status)))

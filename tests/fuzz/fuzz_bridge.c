@@ -45,6 +45,13 @@ static void check(const struct cwb_frame *frame, const uint8_t *body, uint32_t b
     }
     if (!reply && op == CWB_OPEN)
         promise(frame->open.flags >> CWB_AHEAD_SHIFT <= CWB_AHEAD_MAX);
+    if (!reply && op == CWB_OPEN && frame->open.flags & CWB_PART)
+        promise(frame->part.instance && frame->part.version && !frame->part.reserved);
+    if (reply && op == CWB_OPEN && cw_meta_is_remote_tree(frame->meta, frame->meta_bytes)) {
+        struct cw_meta_remote_tree tree;
+        promise(cw_meta_remote_tree_decode(frame->meta, frame->meta_bytes, frame->opened.size_bytes,
+                                           &tree) == 0);
+    }
     if (!reply && op == CWB_REMOVE) {
         promise(frame->remove.token.instance && frame->remove.token.number);
         promise(frame->remove.token.settled <= frame->remove.token.number);

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "broker/bridge/serve/tree_parts.h"
 #include "ipc/base/meta.h"
 #include "ipc/client.h"
 #include "tests/fuzz/link/around.h"
@@ -21,7 +22,8 @@
 #define LINKS_MOST 4u
 #define SECOND     1000000000ll
 
-static const char *const names[] = {"s/none", "s/small", "s/middle", "s/large", "in/x", "s/new"};
+static const char *const names[] = {"s/none", "s/small", "s/middle", "s/large",
+                                    "in/x",   "s/new",   "s/tree"};
 #define NAMES_COUNT (sizeof names / sizeof *names)
 
 struct fuzz {
@@ -98,6 +100,14 @@ static uint64_t size_of(struct fuzz *f) {
     return which < 240 ? sizes[which % (sizeof sizes / sizeof *sizes)] : number(f);
 }
 
+/* A part of the tree that there is, more often than not. */
+static void around_part(struct fuzz *f, struct cwb_part *out) {
+    uint64_t version, instance = around_tree(&version);
+    *out = (struct cwb_part){.instance = byte(f) % 8 ? instance : 1,
+                             .version = byte(f) % 8 ? version : 1 + number(f) % 1000,
+                             .number = byte(f) % 4};
+}
+
 /* A frame with that op: its body is right in its form, more often than not. */
 static void fill(struct fuzz *f, uint16_t op, struct body *body) {
     const char *name = names[byte(f) % NAMES_COUNT];
@@ -130,11 +140,21 @@ static void fill(struct fuzz *f, uint16_t op, struct body *body) {
     case CWB_OPEN:
     case CWB_WAIT:
     case CWB_NAMES: {
-        struct cwb_key key = {.key_bytes = key_bytes(name), .flags = byte(f) % 2};
+        struct cwb_key key = {.key_bytes = key_bytes(name),
+                              .flags = byte(f) % (op == CWB_OPEN ? 4 : 2)};
+        struct cwb_part part;
+        struct cwb_after after;
+        around_part(f, &part);
+        after = (struct cwb_after){.instance = byte(f) % 2 ? part.instance : 0,
+                                   .version = part.version - byte(f) % 2};
         if (op == CWB_OPEN)
             key.flags |= (uint32_t)(byte(f) % (CWB_AHEAD_MAX + 1)) << CWB_AHEAD_SHIFT;
         add(body, &key, sizeof key);
         add_key(body, name);
+        if (op == CWB_OPEN && key.flags & CWB_PART)
+            add(body, &part, sizeof part);
+        if (op == CWB_WAIT && key.flags & CWB_AFTER)
+            add(body, &after, sizeof after);
         return;
     }
     case CWB_READ: {
@@ -262,6 +282,14 @@ static void answer(struct fuzz *f, struct cwb_link *link) {
                                     .inside = size <= 100};
         bool names_asked = request->op == CWB_NAMES;
         opened.meta_bytes = names_asked ? 0 : meta_of(size, meta);
+        if (!names_asked && byte(f) % 4 == 0) {
+            struct cw_meta_remote_tree told = {
+                .tree = {.version = CW_META_REMOTE_TREE_VERSION, .leaves = 2, .parts = 2},
+                .instance = 1 + byte(f) % 2,
+                .version = number(f)};
+            memcpy(meta, &told, sizeof told);
+            opened.meta_bytes = sizeof told;
+        }
         if (names_asked)
             opened.instance = opened.entry = 0;
         opened.source = opened.inside ? 0 : 1 + number(f);
@@ -325,6 +353,13 @@ static void begin_job(struct fuzz *f) {
         job.head.handed = byte(f) % 2;
         job.head.taken_ns = number(f) * SECOND;
     }
+    if ((job.remote.verb == CW_REMOTE_GET || job.remote.verb == CW_REMOTE_WAIT) && byte(f) % 2) {
+        job.remote.flags = 1; /* CW_REMOTE_PART, CW_REMOTE_AFTER */
+        job.remote.instance = 1 + byte(f) % 2;
+        job.remote.gen = 1 + number(f) % 1000;
+        job.remote.block = byte(f) % 4;
+        job.remote.offset_bytes = job.remote.size_bytes = byte(f) % 4;
+    }
     if (job.remote.verb == CW_REMOTE_PUT)
         around_handle(byte(f), &job.remote);
     job.remote.meta_bytes =
@@ -358,6 +393,7 @@ static void turn(struct fuzz *f) {
     (void)cwb_deferred_tick(bridge);
     (void)cwb_downloads_tick(bridge);
     cwb_uploads_tick(bridge);
+    cwb_trees_tick(bridge);
     cwb_incoming_puts_tick(bridge);
     cwb_lists_turn(bridge);
     cwb_changes_turn(bridge);
@@ -472,6 +508,7 @@ static void finish(struct fuzz *f) {
     promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
     promise(!bridge->lists && !bridge->gpu_receives && !bridge->stagings);
+    promise(!f->peer->trees);
     promise(!f->peer->uploads && !f->peer->incoming_puts && !f->peer->downloads &&
             !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);

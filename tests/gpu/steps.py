@@ -91,7 +91,11 @@ def whole(file: str) -> Step:
 def benchmark(name: str, *arguments: str) -> list[str]:
     """The command for one of tools/bench."""
     if not REAL:
-        tiny = {"bench_gpu_pool": ["--smoke"], "bench_gpu_staged": [str(1 << 20)]}
+        tiny = {
+            "bench_gpu_pool": ["--smoke"],
+            "bench_gpu_staged": [str(1 << 20)],
+            "bench_tree_copy": ["40", "100000"],
+        }
         arguments = (*tiny.get(name, []), *arguments)
     return [sys.executable, str(BENCH / f"{name}.py"), *arguments]
 
@@ -116,6 +120,7 @@ def steps(which: str) -> list[Step]:
                 80,
             ),
             Step("bench-staged", benchmark("bench_gpu_staged"), 90, 40),
+            Step("bench-tree-copy", benchmark("bench_tree_copy"), 90, 40),
             Step("bench-pool", benchmark("bench_gpu_pool", "scaling", "overlap", "idle"), 90, 40),
         ]
     return [

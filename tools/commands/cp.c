@@ -39,10 +39,11 @@ static int name_tree(const struct cli *cli, cw_client *client, const cw_tree *tr
     const char *from = cli->arguments[0];
     uint64_t version;
     if (!here)
-        return cli_error(CLI_FAILED,
-                         "\"%s\" is a tree, which stays on its node: write it into a file by "
-                         "`cableway get %s FILE.safetensors`, and load that there",
-                         from, from);
+        return cli_error(
+            CLI_FAILED,
+            "\"%s\" is a tree, which cannot be put onto another node: write it into a file by "
+            "`cableway get %s FILE.safetensors`, and load that there",
+            from, from);
     if (cli->device)
         return cli_error(CLI_FAILED,
                          "\"%s\" is a tree, which gets another name where it lies: leave out "

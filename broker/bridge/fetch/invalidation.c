@@ -93,7 +93,7 @@ void cwb_replicas_unlink(struct cwb_peer *peer) {
         do { /* with one of them the floor may end, and others of it */
             struct cwb_floor *left = cwb_floor_find(peer, there.text, there.length);
             replica = left ? left->replicas : NULL;
-            while (replica && (!replica->sent || replica->stale))
+            while (replica && (!replica->sent || replica->stale || replica->is_part))
                 replica = replica->floor_next;
             if (replica)
                 cwb_replica_invalidate(replica);

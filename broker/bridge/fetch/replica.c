@@ -11,6 +11,7 @@
 #include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/floor.h"
 #include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/fetch/replica_form.h"
 #include "broker/bridge/fetch/replica_gc.h"
 #include "broker/bridge/link/link.h"
 #include "broker/bridge/link/peer.h"
@@ -252,15 +253,9 @@ static void ask_name(struct cwb_replica *replica, const struct cw_put *put, bool
 
 void cwb_replica_put(struct cwb_replica *replica) {
     struct cw_put put;
-    struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
-    cw_layout layout;
-    int code = cw_meta_layout(replica->came, replica->opened.meta_bytes, replica->opened.size_bytes,
-                              &shape, &layout);
     cw_array_freeze(replica->array);
-    if (code == 0)
-        code = cw_name_key_put_form(replica->array, &replica->key, CW_REPLACE, &layout,
-                                    shape.origin_bytes, &put, meta);
+    int code = cwb_replica_form(replica, &put, meta);
     if (code) {
         cwb_replica_fail(replica, code);
         return;
@@ -380,12 +375,14 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
-    struct cwb_key key = {.key_bytes = replica->there.length, .flags = CWB_WATCH};
+    struct cwb_key key;
+    char text[CW_KEY_MAX + sizeof replica->part];
+    const uint32_t text_bytes = cwb_replica_question(replica, &key, text);
     replica->run = replica->peer->run;
     replica->stale = false;
     replica->sent = ++replica->bridge->stamp;
-    replica->asked = cwb_link_open(link, &key, replica->there.text,
-                                   !replica->on_gpu && replica->tries == 0, on_opened, replica);
+    bool ahead = !replica->on_gpu && !replica->is_part && replica->tries == 0;
+    replica->asked = cwb_link_open(link, &key, text, text_bytes, ahead, on_opened, replica);
     if (!replica->asked)
         cwb_replica_fail(replica, -EDQUOT);
 }
@@ -398,8 +395,6 @@ static void begin(struct cwb_replica *replica) {
     cwb_peer_await(replica->bridge, replica->peer, &replica->waiter,
                    replica->tries || replica->waited ? CWB_SILENCE_NS : 0);
 }
-
-static const uint8_t host[CW_UUID_BYTES];
 
 struct cwb_replica *cwb_replica_find(struct cwb_bridge *bridge, const struct cw_name_key *key) {
     struct cwb_replica *replica;
@@ -418,15 +413,14 @@ static void cancel(struct cwb_job *job) {
     *at = job->next; /* it is fetched all the same: it was wanted, and may be again */
 }
 
-/* Of a job's name. NULL: there is no memory. */
-static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct cw_name_key *key,
-                                       struct cwb_peer *peer, const struct cwb_job *job) {
+/* NULL: there is no memory. */
+static struct cwb_replica *replica_new(struct cwb_bridge *bridge, struct cwb_peer *peer,
+                                       const struct cwb_replica_keys *keys) {
     struct cwb_replica *replica = calloc(1, sizeof *replica);
     if (replica) {
         replica->bridge = bridge;
-        replica->key = *key;
         replica->peer = peer;
-        replica->there = job->there;
+        cwb_replica_describe(replica, keys);
         HASH_ADD_KEYPTR(hh, bridge->replicas, replica->key.text, replica->key.length, replica);
     }
     bool added = replica && CWD_ADDED(replica);
@@ -442,15 +436,13 @@ static struct cwb_replica *replica_new(struct cwb_bridge *bridge, const struct c
 }
 
 void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_job *job) {
-    const uint8_t *gpu = job->remote.uuid;
-    struct cw_name_key key = job->key;
-    if (memcmp(gpu, host, sizeof host) != 0 && !cw_remote_place(&job->key, gpu, &key)) {
-        cw_fail(-EINVAL, "the name is too long for a copy on a GPU: get it with device=\"cpu\", or "
-                         "choose a shorter name");
-        cwb_job_done(job, -EINVAL, NULL, 0);
+    struct cwb_replica_keys keys;
+    int code = cwb_replica_keys(job, &keys);
+    if (code) {
+        cwb_job_done(job, code, NULL, 0);
         return;
     }
-    struct cwb_replica *replica = cwb_replica_find(bridge, &key);
+    struct cwb_replica *replica = cwb_replica_find(bridge, &keys.key);
     if (replica && replica->held && !is_named(replica)) {
         cwb_replica_let_go(replica);
         replica = NULL;
@@ -466,14 +458,12 @@ void cwb_replica_get(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cw
         cwb_replica_hurry(replica);
     bool fresh = !replica;
     if (fresh) {
-        replica = replica_new(bridge, &key, peer, job);
+        replica = replica_new(bridge, peer, &keys);
         if (!replica) {
             cwb_job_done(job, -EDQUOT, NULL, 0);
             return;
         }
         replica->checked_ns = bridge->loop.now_ns;
-        replica->on_gpu = key.length != job->key.length;
-        memcpy(replica->gpu, gpu, sizeof replica->gpu);
     }
     /* What was asked for before may be older than what this one knows of. */
     bool late = replica->sent && (replica->stale || !cwb_floor_stands(replica));

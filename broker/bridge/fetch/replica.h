@@ -42,6 +42,7 @@
 #include "broker/bridge/fetch/gpu_receive.h"
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/local/job.h"
+#include "broker/bridge/wire/frame.h"
 
 struct cwb_replica {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -50,6 +51,9 @@ struct cwb_replica {
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
     struct cw_name_key key, there;
+    bool is_part; /* of a tree: which bytes these are never changes, whatever the name means */
+    struct cwb_part part;
+    uint32_t name_bytes; /* of there, without what a part's has behind the name */
     bool on_gpu;
     uint8_t gpu[CW_UUID_BYTES];
     struct cwb_replica *followed, *followers, *follow_next; /* co-located ones, see co_located.c */

@@ -36,7 +36,9 @@ static void on_holders(void *owner, int status, const void *body, uint32_t body_
     if (!same)
         return;
     uint32_t ours = replica->array ? 1 : 0;
-    replica->unused = holders.holders > ours ? 0 : replica->unused + 1;
+    /* A tree's index refers to its parts: its name is not their only reference then. */
+    bool in_tree = replica->is_part && holders.references > 1;
+    replica->unused = holders.holders > ours || in_tree ? 0 : replica->unused + 1;
     if (status == -ESTALE || replica->unused >= (replica->on_gpu ? 1 : UNUSED_CHECKS))
         cwb_replica_let_go(replica);
 }

@@ -348,8 +348,8 @@ struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struc
 }
 
 struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, const char *text,
-                                  bool ahead, cwb_on_reply *on_reply, void *owner) {
-    struct iovec parts[] = {{key, sizeof *key}, {(void *)(uintptr_t)text, key->key_bytes}};
+                                  uint32_t bytes, bool ahead, cwb_on_reply *on_reply, void *owner) {
+    struct iovec parts[] = {{key, sizeof *key}, {(void *)(uintptr_t)text, bytes}};
     struct cwb_request *request = request_new(link, CWB_OPEN, on_reply, owner);
     if (!request)
         return NULL;

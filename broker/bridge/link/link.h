@@ -134,9 +134,10 @@ void cwb_link_end_stream(struct cwb_link *link, const char *reason);
  * memory for it (cw_detail()), and it was not sent. */
 struct cwb_request *cwb_link_ask(struct cwb_link *link, uint16_t op, const struct iovec *parts,
                                  uint32_t count, cwb_on_reply *on_reply, void *owner);
-/* The same, OPEN. ahead: the first READs go with it, if not too much is under way already. */
+/* The same, OPEN; text is the key, and what its flags say behind it. ahead: the first READs go with
+ * it, if not too much is under way already. */
 struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, const char *text,
-                                  bool ahead, cwb_on_reply *on_reply, void *owner);
+                                  uint32_t bytes, bool ahead, cwb_on_reply *on_reply, void *owner);
 /* How long a piece of an array is that READs over this link ask for, but the last. */
 uint32_t cwb_link_piece_bytes(const struct cwb_link *link);
 /* The READ of a piece of an array of so many bytes. Both sides cut what comes with an OPEN so. */

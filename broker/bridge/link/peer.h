@@ -51,6 +51,7 @@ struct cwb_incoming_put;
 struct cwb_replica;
 struct cwb_served;
 struct cwb_stream;
+struct cwb_tree;
 struct cwb_download_state;
 struct cwb_waiter;
 
@@ -78,6 +79,7 @@ struct cwb_peer {
     int64_t streams_after_ns;             /* not before: the last try failed */
     struct cwb_download_state *downloads; /* download.c: large arrays that are being read from it */
     struct cwb_upload *uploads;           /* upload.c: what it is reading, by number, */
+    struct cwb_tree *trees;               /* tree_parts.c: whose parts it may read */
     struct cwb_hashing *hashings;         /* and what it has closed, and is to be hashed */
     struct cwb_incoming_put *incoming_puts;           /* incoming_put.c: what it put, by token; */
     struct cwb_incoming_put *puts_done;               /* the oldest first, */

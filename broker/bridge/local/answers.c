@@ -68,7 +68,8 @@ static int note_standing(struct texts *texts) {
     HASH_ITER(hh, texts->job->peer->floors, floor, next) {
         const struct cw_name_key *there = &floor->there;
         if (there->length < prefix->length ||
-            memcmp(there->text, prefix->text, prefix->length) != 0)
+            memcmp(there->text, prefix->text, prefix->length) != 0 ||
+            memchr(there->text + space, 0, there->length - space)) /* a part of a tree: no name */
             continue;
         if (texts->standing_count == room) {
             room = 2 * room + 64;

@@ -115,7 +115,7 @@ static bool lies_on_gpu(const cw_array *array) {
 /* Arrays on a GPU are not mapped by this client, whatever flags say (cw_client.host_only). */
 int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
                    cw_array **out, bool *on_gpu) {
-    int code = cw_name_key_get(bridge->client, key, CW_READONLY, found, out);
+    int code = cw_name_key_get(bridge->client, key, CW_READONLY | CW_INDEX, found, out);
     *on_gpu = code == 0 && lies_on_gpu(*out);
     return code;
 }

@@ -14,9 +14,9 @@
 struct cwb_bridge;
 
 /*
- * An array of this node, by key or by what a request says, mapped read-only; or, if it lies on a
- * GPU, not mapped (*on_gpu): staging.h brings its bytes. 0, -ENOENT (without a sentence),
- * -ESTALE, on the loop CW_WOULD_WAIT. Any thread.
+ * An array of this node, or the index of a tree, by key or by what a request says, mapped
+ * read-only; or, if it lies on a GPU, not mapped (*on_gpu): staging.h brings its bytes. 0, -ENOENT
+ * (without a sentence), -ESTALE, on the loop CW_WOULD_WAIT. Any thread.
  */
 int cwb_local_open(struct cwb_bridge *bridge, const struct cw_name_key *key, struct cw_found *found,
                    cw_array **out, bool *on_gpu);

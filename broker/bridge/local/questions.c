@@ -180,10 +180,16 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     }
     struct cwb_key key = {.key_bytes = a->job->there.length,
                           .flags = a->job->remote.verb == CW_REMOTE_ABOUT ? CWB_ABOUT : 0};
-    struct iovec parts[] = {{&key, sizeof key}, {a->job->there.text, a->job->there.length}};
+    struct cwb_after after = {.instance = a->job->remote.instance, .version = a->job->remote.gen};
+    struct iovec parts[] = {
+        {&key, sizeof key}, {a->job->there.text, a->job->there.length}, {&after, 0}};
+    if (a->job->remote.verb == CW_REMOTE_WAIT && a->job->remote.flags & CW_REMOTE_AFTER) {
+        key.flags = CWB_AFTER;
+        parts[2].iov_len = sizeof after;
+    }
     a->asked_once = true;
     a->run = a->job->peer->run;
-    asked(a, cwb_link_ask(link, ops[a->job->remote.verb], parts, 2, on_reply, a));
+    asked(a, cwb_link_ask(link, ops[a->job->remote.verb], parts, 3, on_reply, a));
 }
 
 static void ask(struct asking *a) {

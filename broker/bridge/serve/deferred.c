@@ -155,6 +155,8 @@ void cwb_defer(struct cwb_link *link, const struct cwb_frame *frame) {
     lookup->key.length = frame->key_bytes;
     lookup->frame = (struct cwb_frame){.head = frame->head,
                                        .open = frame->open,
+                                       .part = frame->part,
+                                       .after = frame->after,
                                        .key = lookup->key.text,
                                        .key_bytes = frame->key_bytes};
     lookup->served = served;

@@ -21,6 +21,7 @@
 #include "broker/bridge/serve/incoming_put.h"
 #include "broker/bridge/serve/name_lists.h"
 #include "broker/bridge/serve/remove.h"
+#include "broker/bridge/serve/tree_parts.h"
 #include "broker/bridge/serve/upload.h"
 #include "broker/bridge/serve/waits.h"
 #include "broker/bridge/serve/watch.h"
@@ -31,69 +32,6 @@
 #include "ipc/request/channel.h"
 
 #define AGAIN_NS 1000000000
-
-/* ---- requests that are answered later ---- */
-
-struct cwb_served *cwb_served_new(struct cwb_link *link, const struct cwb_frame *frame) {
-    struct cwb_served *served = calloc(1, sizeof *served);
-    if (served) {
-        served->id = frame->head.id;
-        served->op = frame->head.op;
-        served->link = link;
-        HASH_ADD(hh, link->served, id, sizeof served->id, served);
-    }
-    if (!served || !CWD_ADDED(served)) {
-        free(served);
-        cwb_no_memory("a peer's request");
-        return NULL;
-    }
-    link->served_count++;
-    link->wait_count += served->op == CWB_WAIT;
-    return served;
-}
-
-static void leave_link(struct cwb_served *served) {
-    if (!served->link)
-        return;
-    cwb_deferred_end(served);
-    HASH_DEL(served->link->served, served);
-    served->link->served_count--;
-    served->link->wait_count -= served->op == CWB_WAIT;
-    served->link = NULL;
-}
-
-struct cwb_link *cwb_served_leave(struct cwb_served *served) {
-    struct cwb_link *link = served->link;
-    leave_link(served);
-    free(served);
-    return link;
-}
-
-void cwb_served_reply(struct cwb_served *served, int status, const struct iovec *parts,
-                      uint32_t count) {
-    struct cwb_link *link = served->link;
-    leave_link(served);
-    if (link)
-        cwb_link_reply(link, served->op, served->id, status, cw_detail(), parts, count);
-    free(served);
-}
-
-void cwb_served_refuse(struct cwb_served *served, int status) {
-    void (*on_cancel)(struct cwb_served *) = served->on_cancel;
-    struct cwb_link *link = served->link;
-    leave_link(served);
-    cwb_link_reply(link, served->op, served->id, status, cw_detail(), NULL, 0);
-    on_cancel(served);
-}
-
-void cwb_serve_end(struct cwb_link *link) {
-    struct cwb_served *served, *next;
-    HASH_ITER(hh, link->served, served, next) {
-        leave_link(served);
-        if (served->on_cancel)
-            served->on_cancel(served);
-    }
-}
 
 static void serve_cancel(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_served *served;
@@ -150,25 +88,35 @@ static int look(struct cwb_bridge *bridge, const struct cwb_peer *peer,
     return code;
 }
 
+static bool is_later(const struct cwb_bridge *bridge, const struct cw_entry *entry,
+                     const struct cwb_after *after) {
+    return !after || entry->id > after->version ||
+           (after->instance && after->instance != cw_client_instance(bridge->client));
+}
+
 int cwb_is_there(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *key,
-                 uint32_t key_bytes) {
+                 uint32_t key_bytes, const struct cwb_after *after) {
     struct subject subject;
     struct cw_found found;
     subject_of(key, key_bytes, &subject);
     int code = cwb_local_find(bridge, &subject.key, &found);
-    return code == 0 && !cwb_may_read(peer, subject.name, &found.entry) ? -ENOENT : code;
+    return code == 0 && (!cwb_may_read(peer, subject.name, &found.entry) ||
+                         !is_later(bridge, &found.entry, after))
+               ? -ENOENT
+               : code;
 }
 
 /* Who put it may have written anything as its description, and a peer that is sent what is none
- * ends the connection, with all that others ask for. */
-static int check_described(const struct subject *subject, const struct cw_found *found) {
+ * ends the connection, with all that others ask for. A tree's becomes what peers are told. */
+static int check_described(const struct cwb_bridge *bridge, const struct subject *subject,
+                           struct cw_found *found) {
     struct cw_shape shape;
     const struct cw_entry *entry = &found->entry;
-    if (entry->flags & CW_ENTRY_TREE)
-        return cw_fail(-EREMOTEIO,
-                       "\"%s\" is a tree there: arrays can be fetched, trees cannot yet",
-                       subject->name);
-    if (cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
+    if (entry->flags & CW_ENTRY_TREE &&
+        cwb_tree_describe(cw_client_instance(bridge->client), found) == 0)
+        return 0;
+    if (!(entry->flags & CW_ENTRY_TREE) &&
+        cw_meta_decode(found->meta, entry->meta_bytes, entry->size_bytes, &shape) == 0 &&
         shape.span_bytes == entry->size_bytes)
         return 0;
     return cw_fail(-EREMOTEIO, "\"%s\" has malformed metadata on that node: put it there again",
@@ -258,17 +206,30 @@ static bool open_inside(struct cwb_link *link, const struct cwb_frame *frame,
     return true;
 }
 
+/* Is it the version of a tree of which a part is asked for? */
+static bool is_version(const struct cwb_bridge *bridge, const struct cw_entry *entry,
+                       const struct cwb_frame *frame) {
+    return entry->flags & CW_ENTRY_TREE && entry->id == frame->part.version &&
+           frame->part.instance == cw_client_instance(bridge->client);
+}
+
 static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_bridge *bridge = link->bridge;
     struct subject subject;
     struct cw_found found;
     cw_array *array = NULL;
     bool on_gpu = false;
+    const bool part = frame->open.flags & CWB_PART;
     subject_of(frame->key, frame->key_bytes, &subject);
+    if (part && cwb_tree_serve_part(link, frame, subject.name))
+        return;
     int code = look(bridge, link->peer, &subject, &found);
+    if (part && (code == -ENOENT || (code == 0 && !is_version(bridge, &found.entry, frame))))
+        code = cwb_tree_gone(subject.name, frame->part.version);
+    bool tree = code == 0 && found.entry.flags & CW_ENTRY_TREE;
     if (code == 0)
-        code = check_described(&subject, &found);
-    if (code == 0 && open_inside(link, frame, &subject, &found))
+        code = check_described(bridge, &subject, &found);
+    if (code == 0 && !tree && open_inside(link, frame, &subject, &found))
         return;
     if (code == 0)
         code = cwb_local_open(bridge, &subject.key, &found, &array, &on_gpu);
@@ -276,12 +237,20 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
         cw_array_close(array); /* it was replaced in between */
         code = -ENOENT;
     } else if (code == 0) {
-        code = check_described(&subject, &found);
+        code = check_described(bridge, &subject, &found);
+        if (code == 0 && found.entry.flags & CW_ENTRY_TREE)
+            code = cwb_tree_hold(bridge, link->peer, &subject.key, &found);
         if (code)
             cw_array_close(array);
     }
     if (code == -ENOENT)
         cwb_not_there(subject.name);
+    if (code == 0 && part) {
+        cw_array_close(array);
+        if (cwb_tree_serve_part(link, frame, subject.name))
+            return;
+        code = cwb_tree_gone(subject.name, frame->part.version); /* replaced in between */
+    }
     if (code) {
         answer(link, frame, code, NULL, 0);
         return;

@@ -43,10 +43,10 @@ bool cwb_may_write(const struct cwb_bridge *bridge, const struct cwb_peer *peer,
                    uint32_t key_bytes);
 /* May a peer read this name, put as the record says? */
 bool cwb_may_read(const struct cwb_peer *peer, const char *name, const struct cw_entry *entry);
-/* Is there a name that this peer may read? 0; -ENOENT; CW_WOULD_WAIT: something must be mapped
- * first. */
+/* Is there a name that this peer may read, and (unless after is NULL) does it mean a later version
+ * than that one? 0; -ENOENT; CW_WOULD_WAIT: something must be mapped first. */
 int cwb_is_there(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *key,
-                 uint32_t key_bytes);
+                 uint32_t key_bytes, const struct cwb_after *after);
 /* Some of the changes are looked at, if any are to be. Asks nobody: what it needs is mapped first,
  * by a helper. Once a turn. */
 void cwb_changes_turn(struct cwb_bridge *bridge);

@@ -37,6 +37,7 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/serve.h"
 #include "broker/bridge/serve/staging.h"
+#include "broker/bridge/serve/tree_parts.h"
 #include "broker/bridge/wire/checksum.h"
 #include "broker/bridge/wire/send.h"
 
@@ -70,10 +71,12 @@ struct cwb_upload {
     struct cwb_staging *staging; /* an array on a GPU: it has the bytes, and their hash */
     const uint8_t *bytes;
     uint64_t size_bytes;
-    struct cwb_sum *sum; /* NULL: staged */
-    bool for_put;        /* it stays when it was closed: the offer ends it */
-    bool pushed;         /* the CLOSE is there, and answered when all was sent */
-    bool hashing;        /* a helper has the hash */
+    struct cwb_sum *sum;   /* NULL: staged */
+    struct cwb_tree *tree; /* it is of a part of that one; NULL: of none */
+    uint32_t part;
+    bool for_put; /* it stays when it was closed: the offer ends it */
+    bool pushed;  /* the CLOSE is there, and answered when all was sent */
+    bool hashing; /* a helper has the hash */
     struct cwb_hashing {
         struct cwb_work work;
         struct cwb_upload *upload; /* one reference */
@@ -180,6 +183,11 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
     return 0;
 }
 
+void cwb_upload_of_tree(struct cwb_upload *upload, struct cwb_tree *tree, uint32_t number) {
+    upload->tree = tree;
+    upload->part = number;
+}
+
 uint64_t cwb_upload_id(const struct cwb_upload *upload) {
     return upload->id;
 }
@@ -253,6 +261,8 @@ void cwb_upload_unref(struct cwb_upload *upload) {
     if (upload->staging)
         cwb_staging_end(upload->staging);
     cwb_local_close(upload->bridge, upload->array);
+    if (upload->tree)
+        cwb_tree_release(upload->tree, upload->part);
     free(upload->own);
     cwb_sum_free(upload->sum);
     free(upload);

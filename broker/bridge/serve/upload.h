@@ -15,6 +15,7 @@ struct cwb_link;
 struct cwb_peer;
 struct cwb_upload;
 struct cwb_stream;
+struct cwb_tree;
 
 enum cwb_upload_kind {
     CWB_UPLOAD_OPENED,
@@ -37,6 +38,8 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
                           struct cwb_upload **out);
 /* From staging.c: all was staged and hashed, or (status below 0, cw_detail()) it failed. */
 void cwb_upload_staged(struct cwb_upload *upload, int status, uint64_t hash);
+/* It is of that part of a tree, which is released when it is over. */
+void cwb_upload_of_tree(struct cwb_upload *upload, struct cwb_tree *tree, uint32_t number);
 uint64_t cwb_upload_id(const struct cwb_upload *upload);
 /* When it was made, or its peer last asked for bytes of it, or its hash. */
 int64_t cwb_upload_used_ns(struct cwb_upload *upload);

@@ -29,6 +29,8 @@
 struct waiting { /* a served's owner */
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
+    bool later; /* for a version after that one, else for any */
+    struct cwb_after after;
     uint32_t key_bytes;
     char key[];
 };
@@ -70,7 +72,8 @@ void cwb_wait_begin(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_bridge *bridge = link->bridge;
     struct cwb_peer *peer = link->peer;
     int code = check_count(link);
-    int there = code ? -ENOENT : cwb_is_there(bridge, peer, frame->key, frame->key_bytes);
+    const struct cwb_after *after = frame->open.flags & CWB_AFTER ? &frame->after : NULL;
+    int there = code ? -ENOENT : cwb_is_there(bridge, peer, frame->key, frame->key_bytes, after);
     if (there == CW_WOULD_WAIT) {
         cwb_defer(link, frame);
         return;
@@ -87,7 +90,11 @@ void cwb_wait_begin(struct cwb_link *link, const struct cwb_frame *frame) {
         cwb_link_reply(link, CWB_WAIT, frame->head.id, code, cw_detail(), NULL, 0);
         return;
     }
-    *waiting = (struct waiting){.bridge = bridge, .peer = peer, .key_bytes = frame->key_bytes};
+    *waiting = (struct waiting){.bridge = bridge,
+                                .peer = peer,
+                                .later = after != NULL,
+                                .after = frame->after,
+                                .key_bytes = frame->key_bytes};
     memcpy(waiting->key, frame->key, frame->key_bytes);
     served->owner = waiting;
     served->on_cancel = cancel_wait;
@@ -114,7 +121,8 @@ static void look_at_some(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     for (uint32_t i = 0; i < WAITS_AT_ONCE && peer->wait_at; i++) {
         struct cwb_served *served = peer->wait_at;
         const struct waiting *waiting = served->owner;
-        int there = cwb_is_there(bridge, peer, waiting->key, waiting->key_bytes);
+        int there = cwb_is_there(bridge, peer, waiting->key, waiting->key_bytes,
+                                 waiting->later ? &waiting->after : NULL);
         if (there == CW_WOULD_WAIT) /* in a later turn */
             return;
         peer->wait_at = served->next;

@@ -103,10 +103,20 @@ static int take_key(const uint8_t **at, uint32_t *left, uint32_t key_bytes, bool
     return 0;
 }
 
+/* An array's, or (tree) that of the index of one. */
+static int check_meta(const uint8_t *meta, uint32_t meta_bytes, uint64_t size_bytes, bool tree) {
+    struct cw_meta_remote_tree remote;
+    struct cw_shape shape;
+    if (tree && cw_meta_is_remote_tree(meta, meta_bytes))
+        return cw_meta_remote_tree_decode(meta, meta_bytes, size_bytes, &remote);
+    if (cw_meta_decode(meta, meta_bytes, size_bytes, &shape) != 0)
+        return -EPROTO;
+    return shape.span_bytes == size_bytes ? 0 : form("metadata");
+}
+
 /* Metadata, and the data if they are inside. names: a list of names has no metadata. */
 static int take_array(const uint8_t **at, uint32_t *left, uint64_t size_bytes, uint32_t meta_bytes,
                       uint32_t inside, uint64_t source, bool names, struct cwb_frame *out) {
-    struct cw_shape shape;
     if (size_bytes > CWB_ARRAY_MAX || inside > 1 || (source == 0) != (inside == 1) ||
         meta_bytes > CW_META_MAX || (inside && size_bytes > CWB_INLINE_MAX) ||
         (!inside && size_bytes == 0))
@@ -115,10 +125,9 @@ static int take_array(const uint8_t **at, uint32_t *left, uint64_t size_bytes, u
     out->meta = take(at, left, meta_bytes);
     if (!out->meta || names != (meta_bytes == 0))
         return form("metadata");
-    if (!names && cw_meta_decode(out->meta, meta_bytes, size_bytes, &shape) != 0)
+    if (!names && check_meta(out->meta, meta_bytes, size_bytes,
+                             out->head.op == (CWB_OPEN | CW_OP_REPLY)) != 0)
         return -EPROTO;
-    if (!names && shape.span_bytes != size_bytes)
-        return form("metadata");
     out->data = inside ? take(at, left, (uint32_t)size_bytes) : NULL;
     return inside && !out->data ? form("data") : 0;
 }
@@ -144,6 +153,26 @@ static bool token_valid(const struct cwb_token *token) {
     return token->instance && token->number && token->settled <= token->number;
 }
 
+/* What stands behind the key of an OPEN or WAIT. */
+static int take_more(uint32_t op, const uint8_t **at, uint32_t *left, struct cwb_frame *out) {
+    const void *more = NULL;
+    if (op == CWB_OPEN && out->open.flags & CWB_PART) {
+        more = take(at, left, sizeof out->part);
+        if (more)
+            memcpy(&out->part, more, sizeof out->part);
+        return more && out->part.instance && out->part.version && !out->part.reserved
+                   ? 0
+                   : form("part");
+    }
+    if (op == CWB_WAIT && out->open.flags & CWB_AFTER) {
+        more = take(at, left, sizeof out->after);
+        if (more)
+            memcpy(&out->after, more, sizeof out->after);
+        return more ? 0 : form("version");
+    }
+    return 0;
+}
+
 static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct cwb_frame *out) {
     int code = 0;
     switch (op) {
@@ -155,11 +184,14 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
     case CWB_NAMES:
         code = take_key(&at, &left, out->open.key_bytes,
                         op == CWB_NAMES && !(out->open.flags & CWB_ABOUT), out);
-        if (code == 0 && (out->open.flags & ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_AHEAD
-                                                        : op == CWB_NAMES ? CWB_ABOUT
-                                                                          : 0) ||
-                          out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
+        if (code == 0 &&
+            (out->open.flags & ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_PART | CWB_AHEAD
+                                           : op == CWB_NAMES ? CWB_ABOUT
+                                                             : CWB_AFTER) ||
+             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
             code = form("flags");
+        if (code == 0)
+            code = take_more(op, &at, &left, out);
         break;
     case CWB_READ:
         if (out->read.length_bytes == 0 || out->read.reserved ||

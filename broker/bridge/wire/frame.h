@@ -31,8 +31,8 @@
 #include "shm/names/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        1u
-#define CWB_VERSION_MIN    1u
+#define CWB_VERSION        2u
+#define CWB_VERSION_MIN    2u
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
 #define CWB_READ_MAX       (256u << 10) /* bytes that one READ asks for; agreed by HELLO */
@@ -95,6 +95,7 @@ enum cwb_names_flags {
 };
 enum cwb_open_flags {
     CWB_WATCH = 1, /* tell when the name means something else, or is gone */
+    CWB_PART = 2,  /* behind the key a struct cwb_part: a part of the tree under that name */
     /*
      * A number, from bit CWB_AHEAD_SHIFT on: so many READs come with it, of the agreed read_max (in
      * whole CWB_READ_MIN) each, from the first byte on, and behind them, if they are all of the
@@ -103,9 +104,20 @@ enum cwb_open_flags {
     CWB_AHEAD = 0xff00,
     CWB_AHEAD_SHIFT = 8,
 };
-struct cwb_key { /* OPEN, WAIT, NAMES; then key_bytes of key */
+enum cwb_wait_flags {
+    CWB_AFTER = 1, /* behind the key a struct cwb_after */
+};
+struct cwb_key { /* OPEN, WAIT, NAMES; then key_bytes of key, then what the flags say */
     uint32_t key_bytes;
-    uint32_t flags; /* enum cwb_open_flags, cwb_names_flags; else 0 */
+    uint32_t flags; /* enum cwb_open_flags, cwb_names_flags, cwb_wait_flags; else 0 */
+};
+struct cwb_part {               /* OPEN with CWB_PART */
+    uint64_t instance, version; /* of the tree, as the answer to its own OPEN said */
+    uint32_t number;            /* of the part, in the index */
+    uint32_t reserved;          /* 0 */
+};
+struct cwb_after {              /* WAIT with CWB_AFTER */
+    uint64_t instance, version; /* a later one, or any of another instance; instance 0: this one */
 };
 struct cwb_opened {      /* then meta_bytes of meta, then size_bytes of data if inside */
     uint64_t source;     /* to READ and CLOSE; 0 if inside */
@@ -168,7 +180,8 @@ _Static_assert(sizeof(struct cwb_hello) == 112 && sizeof(struct cwb_key) == 8 &&
                    sizeof(struct cwb_close) == 16 && sizeof(struct cwb_closed) == 8 &&
                    sizeof(struct cwb_offer) == 64 && sizeof(struct cwb_remove) == 32 &&
                    sizeof(struct cwb_changed) == 24 && sizeof(struct cwb_streams_said) == 8 &&
-                   sizeof(struct cwb_stream_hello) == 24,
+                   sizeof(struct cwb_stream_hello) == 24 && sizeof(struct cwb_part) == 24 &&
+                   sizeof(struct cwb_after) == 16,
                "layout");
 
 #define CWB_HEAD_BYTES ((uint32_t)sizeof(struct cw_message))
@@ -189,7 +202,9 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
         struct cwb_streams_said streams;
         struct cwb_stream_hello stream;
     };
-    const char *key; /* namespace, NUL, name; of NAMES the name is a prefix */
+    struct cwb_part part;   /* OPEN with CWB_PART; else zero */
+    struct cwb_after after; /* WAIT with CWB_AFTER; else zero */
+    const char *key;        /* namespace, NUL, name; of NAMES the name is a prefix */
     uint32_t key_bytes;
     const uint8_t *meta;
     uint32_t meta_bytes;

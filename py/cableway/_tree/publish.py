@@ -165,7 +165,7 @@ def publish(
         except (TypeError, ValueError, BufferError) as error:
             raise type(error)(f'"{leaf.path}": {error}') from error
     aliases = _aliases(sources)
-    _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias])
+    _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias], frozen)
     return _put(name, sources, aliases, about, flags, if_version)
 
 
@@ -180,7 +180,7 @@ def _aliases(sources: list[Source]) -> list[int]:
     return found
 
 
-def _copy(sources: list[Source]) -> None:
+def _copy(sources: list[Source], frozen: Any) -> None:
     """Lays out what has no place yet, and copies it there."""
     pieces: list[tuple[str, list[tuple[Source, int]]]] = []
     filled: dict[str, tuple[int, int]] = {}  # by device: which piece, and up to where
@@ -198,13 +198,54 @@ def _copy(sources: list[Source]) -> None:
     for where, placed in pieces:
         last, begin = placed[-1]
         raw = Layout((begin + last.layout.span,), np.dtype(np.uint8))
-        _fill(arrays.new(raw, device=where, apart=True), placed)
+        _fill(arrays.new(raw, device=where, apart=True), placed, frozen)
 
 
-def _fill(whole: Array, placed: list[tuple[Source, int]]) -> None:
+def _run(placed: list[tuple[Source, int]], at: int, frozen: Any) -> int:
+    """How many leaves from that one on lie behind one another in a tree's part as they are to lie here: one copy brings them."""
+    count = 0
+    first: tuple[Lease, int] | None = None
+    for source, begin in placed[at:]:
+        values = source.values
+        if not isinstance(values, Array) or values._open_lease() not in frozen:
+            break
+        layout = values._layout_now()
+        if layout.strides != source.layout.strides or not layouts.is_gapless(layout):
+            break
+        there = values._open_lease(), values._offset - layout.origin - begin
+        if first is None:
+            first = there
+        if there[0] is not first[0] or there[1] != first[1]:
+            break
+        count += 1
+    return count
+
+
+def _copy_run(lease: Lease, placed: list[tuple[Source, int]]) -> None:
+    """Copies leaves and what lies between them, less than CW_LEAF_ALIGN bytes each."""
+    (first, begin), (last, last_begin) = placed[0], placed[-1]
+    bytes_of = Layout((last_begin + last.layout.span - begin,), np.dtype(np.uint8))
+    values = first.values
+    low = values._offset - values._layout_now().origin
+    copies.assign(
+        arrays.make(lease, bytes_of, begin), arrays.make(values._open_lease(), bytes_of, low)
+    )
+    for source, where in placed:
+        source.place = Place(lease, where, source.layout)
+
+
+def _fill(whole: Array, placed: list[tuple[Source, int]], frozen: Any) -> None:
     lease = whole._open_lease()
     memory = lease.memory()
-    for source, begin in placed:
+    at = 0
+    while at < len(placed):
+        count = _run(placed, at, frozen)
+        if count > 1:
+            _copy_run(lease, placed[at : at + count])
+            at += count
+            continue
+        source, begin = placed[at]
+        at += 1
         layout, values = source.layout, source.values
         source.place = Place(lease, begin, layout)
         if source.where == "cpu" and layout.nbytes < _SMALL and type(values) is np.ndarray:

@@ -20,7 +20,7 @@ from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import FixedLease, lease_again
 from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
-from cableway.errors import Error, NameNotFound, Timeout
+from cableway.errors import Error, NameNotFound
 
 __all__ = ["Described", "Swapping", "checked", "described", "mounted", "new_cell", "wait_after"]
 
@@ -74,7 +74,7 @@ class Swapping:
     _mount: Any  # cw_mount *; None: it was not got so
     _name: str | None
     _next: Described | None  # what it says once the mount is so
-    _run: int
+    _run: int  # of the broker
     _table: Any
     _turn: threading.Lock
 
@@ -195,11 +195,14 @@ class Swapping:
         """0 if there is a later version, None if not in time."""
         if self._name is None:
             raise ValueError("this tree has no name under which there could be a newer one")
-        again = client.current().instance != self._run  # a new broker counts from 1 on
-        try:
-            wait_after(self._name, 0 if again else int(self._described.info.version), timeout)
-        except Timeout:
+        end, encoded = math.inf if timeout is None else deadline(timeout), self._name.encode()
+        status = -errno.EINTR
+        while status == -errno.EINTR:
+            pointer, connection = self._pointer(), client.current().pointer
+            status = lib.cw_tree_newer(pointer, connection, encoded, left_ns(end))
+        if status == -errno.ETIMEDOUT:
             return None
+        check(status)
         return 0
 
     def park(self, device: str = "cpu", *, stream: Any = None) -> None:

@@ -33,6 +33,7 @@
 static struct {
     cw_client *client;
     cw_array *arrays[SIZES];
+    uint64_t tree_version;
     char folder[64];
 } world;
 
@@ -366,6 +367,32 @@ void around_change(uint8_t which) {
                          0) == 0);
 }
 
+uint64_t around_tree(uint64_t *version) {
+    *version = world.tree_version;
+    return cw_client_instance(world.client);
+}
+
+/* Of two parts: one that goes inside a frame, and one that does not. */
+static void put_tree(void) {
+    static const int64_t sizes[] = {200, 100000};
+    cw_leaf leaves[2] = {{.path = "x"}, {.path = "y"}};
+    cw_tree_info info;
+    cw_tree *tree;
+    for (unsigned i = 0; i < 2; i++) {
+        leaves[i].layout =
+            (cw_layout){.ndim = 1, .itemsize = 1, .shape = &sizes[i], .dtype = "|u1"};
+        promise(cw_array_new(world.client, "cpu", &leaves[i].layout, 0, &leaves[i].array) == 0);
+        memset(cw_array_data(leaves[i].array), 0, (size_t)sizes[i]);
+    }
+    promise(cw_tree_put(world.client, "s/tree", leaves, 2, NULL, 0, CW_REPLACE, CW_ANY_VERSION,
+                        &tree) == 0);
+    cw_tree_look_at(tree, &info);
+    world.tree_version = info.version;
+    cw_tree_close(tree);
+    for (unsigned i = 0; i < 2; i++)
+        cw_array_close(leaves[i].array);
+}
+
 static void end_world(void) {
     char path[96];
     snprintf(path, sizeof path, "rm -rf %s", world.folder);
@@ -393,6 +420,7 @@ static void begin_world(void) {
         memset(cw_array_data(world.arrays[i]), 0, (size_t)sizes[i]);
         promise(cw_array_put(world.arrays[i], world_names[i], CW_REPLACE, NULL, 0) == 0);
     }
+    put_tree();
     atexit(end_world);
 }
 

@@ -270,3 +270,83 @@ devices = {leaf["path"]: leaf["device"] for leaf in told["paths"]}
 assert devices == {"x": gpu, "odd": gpu, "large": gpu, "host": "cpu"}
 """
     )
+
+
+@two
+def test_each_process_maps_the_part_of_its_gpu_alone(program):
+    program(
+        STATE
+        + """
+value = {"rank0": state(1.0), "rank1": state(2.0, "cuda:1")}
+t = cw.put("m", value, keep=True)
+children = [other(f'''
+import re
+t = cw.get("m")
+assert not t._leases
+w = t["rank{rank}.a.weight"], t["rank{rank}.b.bias"]
+assert all(x.device == "cuda:{rank}" for x in w)
+assert (w[0].to("cpu").numpy() == {rank} + 1).all()
+assert len(t._leases) == 1, t._leases
+assert [lease.gpu for lease in t._leases.values()] == [{rank}]
+say()
+''') for rank in range(2)]
+for child in children:
+    heard(child)
+for child in children:
+    ended(child)
+"""
+    )
+
+
+@two
+def test_ranks_are_published_whole_or_not_at_all_whoever_is_killed(program):
+    program("""
+import random, signal, subprocess, sys, time
+seed = random.randrange(1 << 30)
+print("seed", seed)
+chance = random.Random(seed)
+PUBLISH = '''
+import itertools, sys
+import numpy as np, cableway as cw
+for n in itertools.count(int(sys.argv[1])):
+    ranks = {f"rank{r}": {"w": cw.full(5000, n, "f8", device=f"cuda:{r}")} for r in range(2)}
+    cw.put("m", ranks, meta=n, keep=True, copy=False)
+    print(n, flush=True)
+'''
+begin = 0
+for round_ in range(20):
+    maker = subprocess.Popen([sys.executable, "-c", PUBLISH, str(begin)], stdout=subprocess.PIPE, text=True)
+    begin = int(maker.stdout.readline()) + 1000
+    time.sleep(chance.random() * 0.05)
+    maker.kill()
+    maker.wait()
+    with cw.get("m") as t:
+        assert sorted(t) == ["rank0.w", "rank1.w"]
+        for rank in range(2):
+            w = t[f"rank{rank}.w"]
+            assert w.device == f"cuda:{rank}" and (w.to("cpu").numpy() == t.meta).all()
+cw.remove("m")
+""")
+
+
+@two
+def test_a_tree_goes_to_another_gpu_in_one_copy(program):
+    program(
+        STATE
+        + """
+from cableway._array import copies
+t = cw.put("m", state(3.0) | {"c": cw.full(1000, 4.0, "f4", device="cuda:0")})
+made = []
+assign = copies.assign
+copies.assign = lambda target, values, *more: (made.append(target.nbytes), assign(target, values, *more))[1]
+there = cw.put("m1", t, device="cuda:1")
+copies.assign = assign
+assert len(made) == 1, made
+assert there.device == "cuda:1" and list(there) == list(t)
+assert all((there[p].to("cpu").numpy() == t[p].to("cpu").numpy()).all() for p in t)
+back = cw.put("m0", there, device="cpu")
+assert back.device == "cpu" and (back["c"].numpy() == 4).all() and back.verify() == 3
+some = cw.put("some", {"x": t["b.bias"], "y": t["a.weight"]}, device="cuda:1")      # another order: each by itself
+assert (some["y"].to("cpu").numpy() == 3).all() and some["x"].shape == (7,)
+"""
+    )

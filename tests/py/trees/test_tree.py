@@ -153,8 +153,8 @@ def test_options_that_are_not_for_it_are_refused() -> None:
     cw.put("m", state())
     with pytest.raises(ValueError, match="is a tree"):
         cw.get("m", device="cpu")
-    with pytest.raises(ValueError, match="trees of other nodes"):
-        cw.put("m", state(), remote="read")
+    with pytest.raises(ValueError, match="tree of another node"):
+        cw.get("m", device=["cuda:0", "cuda:1"])
     with pytest.raises(cw.RemoteError):
         cw.put("//node/m", state())
     with pytest.raises(ValueError, match="only for trees"):

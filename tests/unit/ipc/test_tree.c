@@ -48,6 +48,23 @@ static int put(struct made *made, const char *name, uint64_t if_version, cw_tree
                        tree);
 }
 
+static void of_a_part_only_what_its_leaves_need_is_shown(void **state) {
+    (void)state;
+    struct made made;
+    struct cw_index_span spans[2];
+    cw_tree *tree;
+    make(&made);
+    made.leaves[0].offset_bytes = made.leaves[1].offset_bytes = 264; /* 24 bytes */
+    made.leaves[2].offset_bytes = 600;                               /* 32 bytes */
+    OK(put(&made, "m", CW_ANY_VERSION, &tree));
+    cw_index_spans(&tree->index, spans);
+    assert_int_equal(tree->index.head->parts, 1);
+    assert_int_equal(spans[0].offset_bytes, 256);
+    assert_int_equal(spans[0].size_bytes, 600 + 32 - 256);
+    cw_tree_close(tree);
+    unmake(&made);
+}
+
 static void what_was_put_comes_back(void **state) {
     (void)state;
     struct made made;
@@ -334,6 +351,8 @@ static void hostile_indexes_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_was_put_comes_back, folder_make, folder_remove),
+        cmocka_unit_test_setup_teardown(of_a_part_only_what_its_leaves_need_is_shown, folder_make,
+                                        folder_remove),
         cmocka_unit_test_setup_teardown(a_tree_and_an_array_are_not_taken_for_each_other,
                                         folder_make, folder_remove),
         cmocka_unit_test_setup_teardown(memory_comes_back_with_the_last_holder_of_the_index,

@@ -13,10 +13,12 @@
 static int open_call(cw_array *array, struct cw_fences **fences) {
     int code = cw_array_usable(array);
     *fences = NULL;
+    if (code)
+        return code;
     bool on_gpu = array->fixed ? array->fixed->backend->device_kind == CW_DEVICE_CUDA
                                : array->evict || array->slab->device_kind == CW_DEVICE_CUDA;
-    if (code || !on_gpu)
-        return code;
+    if (!on_gpu)
+        return 0;
     return cw_fences_of(array->client, fences);
 }
 

@@ -34,6 +34,7 @@ OPTIONAL = {
     ("cw_tree_put", "out"),
     ("cw_tree_put", "leaves"),
     ("cw_tree_put", "meta"),
+    ("cw_mount_unpark", "tree"),
 }
 # Memory that may be NULL if size_bytes is 0.
 MEMORY = {
@@ -46,7 +47,7 @@ MEMORY = {
 }
 # What may be called with NULL alone, which is nothing to be ended.
 ENDS = {"cw_client_unref", "cw_free", "cw_array_close", "cw_queue_close", "cw_item_deinit"}
-ENDS |= {"cw_pool_delete", "cw_worker_close", "cw_work_end", "cw_tree_close"}
+ENDS |= {"cw_pool_delete", "cw_worker_close", "cw_work_end", "cw_tree_close", "cw_mount_close"}
 WAITS = {"timeout_ns", "spin_ns"}  # these would last
 
 
@@ -98,6 +99,7 @@ class World:
         self.uses, self.pairs = use, pair
         none = (ffi.NULL, 0, ffi.NULL, 0, 4, (1 << 64) - 1)
         self.tree = self.made("cw_tree *", lib.cw_tree_put, self.client, b"walk/t", *none)
+        self.mount = self.made("cw_mount *", lib.cw_mount_open, self.tree, self.client)
 
     def keep(self, thing: Any) -> Any:
         """Keeps what C points to."""
@@ -134,6 +136,7 @@ class World:
             "cw_use *": self.uses,
             "cw_pair *": self.pairs,
             "cw_tree *": self.tree,
+            "cw_mount *": self.mount,
         }
         if plain in given and name != "out":
             return given[plain]

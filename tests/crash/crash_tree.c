@@ -1,8 +1,9 @@
 /*
  * Killed in the midst of a publication: SIGKILL after instructions that are spread over all of
  * cw_tree_put(), from the first array to the closing of what was published, and over a reader's
- * way. After each kill the name means the version before or the new one, whole, and never
- * something between; and when the name is removed all memory is back within a second.
+ * way, and over a swap at fixed addresses. After each kill the name means the version before or the
+ * new one, whole, and never something between; and when the name is removed all memory is back
+ * within a second.
  *
  * Some dozens of instructions, the first one by chance; 1,000 with CABLEWAY_SOAK set (make soak).
  */
@@ -20,11 +21,12 @@
 #define LOOKS  1000 /* about 1 ms each: a second */
 #define KILLS  (getenv("CABLEWAY_SOAK") ? 1000 : 30)
 #define PARTS  2
-#define BYTES  1024
+#define SMALL  1024
+#define APART  (1 << 16) /* in memory of its own: it can be swapped */
 #define LEAVES 4
 
 static struct world world;
-static const int64_t leaf_shape = BYTES / LEAVES, part_shape = BYTES;
+static int64_t leaf_shape, part_shape; /* of this test */
 
 #define DONE(call)                                                                                 \
     do {                                                                                           \
@@ -44,8 +46,8 @@ static void publish(cw_client *client, int value) {
     cw_array *parts[PARTS];
     cw_layout whole = world_bytes(&part_shape), one = world_bytes(&leaf_shape);
     for (int p = 0; p < PARTS; p++) {
-        DONE(cw_array_new(client, "cpu", &whole, 0, &parts[p]));
-        memset(cw_array_data(parts[p]), value, BYTES);
+        DONE(cw_array_new(client, "cpu", &whole, CW_APART, &parts[p]));
+        memset(cw_array_data(parts[p]), value, (size_t)part_shape);
         for (int i = 0; i < LEAVES; i++) {
             int number = p * LEAVES + i;
             snprintf(paths[number], sizeof paths[number], "%d.%d", p, i);
@@ -116,11 +118,38 @@ static void publishing(void) {
     publish(own, 2);
 }
 
+static cw_mount *mount;
+static cw_array *mapped;
+
+static void mounting(void) {
+    cw_tree *tree;
+    DONE(cw_tree_get(own, "m", 0, &tree));
+    DONE(cw_mount_open(tree, own, &mount));
+    DONE(cw_mount_part(mount, 1, &mapped));
+    cw_tree_close(tree);
+    publish(own, 2);
+}
+
+/* The new version comes, both go and come back, and all is closed. */
+static void swapping(void) {
+    cw_tree *tree;
+    DONE(cw_tree_get(own, "m", 0, &tree));
+    DONE(cw_mount_swap(mount, tree, NULL));
+    DONE(cw_mount_unmap(mount, NULL));
+    DONE(cw_mount_map(mount));
+    DONE(*((uint8_t *)cw_array_data(mapped) + part_shape - 1) == 2 ? 0 : -EPROTO);
+    cw_array_close(mapped);
+    cw_mount_close(mount);
+    cw_tree_close(tree);
+}
+
 static void (*run)(void);
 
 static void child(void *unused) {
     (void)unused;
     connected();
+    if (run == swapping)
+        mounting();
     step_ready();
     run();
     step_done();
@@ -159,12 +188,14 @@ static int end(void) {
 
 static void at_many_instructions(void **state) {
     run = *(void (**)(void)) * state;
+    part_shape = run == swapping ? APART : SMALL;
+    leaf_shape = part_shape / LEAVES;
     struct step_path path;
     uint64_t old = 0, new = 0;
     pid_t pid = begin();
     assert_int_equal(step_trace(pid, &path), STEP_OVER);
     step_kill(pid);
-    assert_int_equal(end(), run == publishing ? 2 : 1);
+    assert_int_equal(end(), run == reading ? 1 : 2);
     struct chance chance = chance_init(run == publishing);
     const uint64_t kills = (uint64_t)KILLS, stride = path.count / kills + 1;
     for (uint64_t n = chance_below(&chance, stride); n < path.count + stride; n += stride) {
@@ -177,7 +208,7 @@ static void at_many_instructions(void **state) {
     print_message(
         "# %d instructions, %d kills: %d times the version before, %d times the new one\n",
         (int)path.count, (int)(old + new), (int)old, (int)new);
-    assert_true(old > 0);
+    assert_true(run == swapping ? new > 0 && old == 0 : old > 0);
     step_path_deinit(&path);
 }
 
@@ -194,12 +225,14 @@ static int tear_down(void **state) {
     return 0;
 }
 
-static void (*publisher)(void) = publishing, (*reader)(void) = reading;
+static void (*publisher)(void) = publishing, (*reader)(void) = reading, (*swapper)(void) = swapping;
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         {"a_publisher_killed_leaves_a_whole_version_and_no_memory", at_many_instructions, NULL,
          NULL, &publisher},
+        {"a_swapper_killed_leaves_a_whole_version_and_no_memory", at_many_instructions, NULL, NULL,
+         &swapper},
         {"a_reader_killed_leaves_a_whole_version_and_no_memory", at_many_instructions, NULL, NULL,
          &reader},
     };

@@ -119,6 +119,52 @@ assert tree.swap(stream=stream.handle.value) and holds(tree, 2)
     )
 
 
+def test_a_capture_that_nobody_told_of_refuses_it_too(program):
+    program(
+        STATE
+        + """
+tree, w, v = swappable(1)
+stream, graph = Stream(), ctypes.c_void_p()
+cw.put("m", state(2), keep=True).close()
+call("cuStreamBeginCapture_v2", stream.handle, 2)
+refused(ValueError, "is being captured", tree.swap)
+cuda.cuStreamEndCapture(stream.handle, ctypes.byref(graph))  # a wait for the GPU may have ended it
+assert tree.state == "mapped" and holds(tree, 1)
+assert tree.swap() and holds(tree, 2)
+"""
+    )
+
+
+def test_a_captured_graph_replays_over_the_new_values(program):
+    if not cuda_support.REAL:
+        pytest.skip("the test double has no graphs")
+    program(
+        STATE
+        + """
+tree, w, v = swappable(1)
+stream, graph, ready = Stream(), ctypes.c_void_p(), ctypes.c_void_p()
+out = cw.empty(1000, "u1", device="cuda:0")
+at = low(out)
+call("cuStreamBeginCapture_v2", stream.handle, 2)
+call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(at), ctypes.c_uint64(w), ctypes.c_size_t(1000), stream.handle)
+call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
+call("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
+def replayed():
+    call("cuGraphLaunch", ready, stream.handle)
+    stream.finish()
+    return set(out.to("cpu").numpy().tolist())
+assert replayed() == {1}
+for value in (2, 3):
+    cw.put("m", state(value), keep=True).close()
+    assert tree.swap() and replayed() == {value}
+tree.unmap(); tree.map()
+assert replayed() == {3}
+tree.park(); tree.unpark()
+assert replayed() == {3}
+"""
+    )
+
+
 def test_unmapped_memory_is_back_where_it_was(program):
     program(
         STATE

@@ -52,8 +52,10 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph *out) {
     struct fake_stream *stream = fake_stream_hold(handle, context);
     if (!stream)
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult code =
-        stream->capture == CU_STREAM_CAPTURE_STATUS_NONE ? CUDA_ERROR_ILLEGAL_STATE : CUDA_SUCCESS;
+    CUresult code = stream->capture == CU_STREAM_CAPTURE_STATUS_NONE ? CUDA_ERROR_ILLEGAL_STATE
+                    : stream->capture == CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                        ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                        : CUDA_SUCCESS;
     stream->capture = CU_STREAM_CAPTURE_STATUS_NONE;
     if (!code)
         *out = (CUgraph)&graph;

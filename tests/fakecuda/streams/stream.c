@@ -243,10 +243,22 @@ void fake_context_drain(fake_context *context) {
 /* ---- calls
  * --------------------------------------------------------------------------------------- */
 
+/* A wait for a context with streams that are being captured is refused, and ends the captures. */
+static bool end_captures(const fake_context *context) {
+    bool found = false;
+    for (struct fake_stream *at = streams; at; at = at->next) {
+        if (at->context != context || at->dropped || at->capture == CU_STREAM_CAPTURE_STATUS_NONE)
+            continue;
+        at->capture = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+        found = true;
+    }
+    return found;
+}
+
 CUresult cuCtxSynchronize(void) {
     CALL_IN(context, cuCtxSynchronize);
     pthread_mutex_lock(&fake_mutex);
-    CUresult code = drain(context);
+    CUresult code = end_captures(context) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : drain(context);
     pthread_mutex_unlock(&fake_mutex);
     return code;
 }

@@ -302,6 +302,12 @@ static void capture(int fd) {
     OK(cuGraphDestroy(graph));
     OK(cuStreamSynchronize(stream));
     CHECK(atomic_load(&page[0]) == 0);
+    OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
+    CUDA(cuCtxSynchronize(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    OK(cuStreamIsCapturing(stream, &status));
+    CHECK(status == CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+    CUDA(cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    OK(cuCtxSynchronize());
 }
 
 static void a_capturing_stream_says_so(void **state) {

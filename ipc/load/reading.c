@@ -361,7 +361,7 @@ static int admit(struct cw_reading *r, const int *gpus) {
 }
 
 static int open_ring(struct cw_reading *r, unsigned threads) {
-    int gpus[CW_RING_GPUS_MAX];
+    int gpus[CW_RING_GPUS_MAX] = {0};
     for (uint32_t copy = 0; copy < r->copies; copy++)
         gpus[copy] = cw_array_gpu(r->reads[(uint64_t)copy * r->count].array);
     int code = cw_ring_open(gpus, r->copies, threads, &r->ring);

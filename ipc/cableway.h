@@ -628,6 +628,11 @@ uint32_t cw_checkpoint_count(const cw_checkpoint *checkpoint);
 int cw_checkpoint_tensor(const cw_checkpoint *checkpoint, uint32_t number, cw_tensor *out);
 int cw_checkpoint_note(const cw_checkpoint *checkpoint, uint32_t number, const char **key,
                        const char **value);
+/* Reads bytes of a tensor into any memory, on the caller's thread and without a hash: what is small
+ * costs more elsewhere. -EINVAL, -EPROTO (the file was written to or cut off), and what read()
+ * says. */
+int cw_checkpoint_read(const cw_checkpoint *checkpoint, uint32_t number, uint64_t skip_bytes,
+                       void *to, uint64_t size_bytes);
 /* Which files these are: a JSON list with path, device, inode, size, mtime_ns and the hash of the
  * header of each. The same text means the same files. Borrowed; NULL of NULL. */
 const char *cw_checkpoint_identity(const cw_checkpoint *checkpoint);

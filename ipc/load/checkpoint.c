@@ -52,8 +52,7 @@ static int read_at(const struct cw_checkpoint_file *file, void *to, uint64_t siz
         if (count < 0)
             return cw_fail(-errno, "reading %.300s failed: %m", file->path);
         if (count == 0)
-            return cw_fail(-EPROTO, "%.300s is no .safetensors file, or was cut off in its header",
-                           file->path);
+            return cw_fail(-EPROTO, "%.300s is no .safetensors file, or was cut off", file->path);
         done += (uint64_t)count;
     }
     return 0;
@@ -261,18 +260,38 @@ void cw_checkpoint_close(cw_checkpoint *c) {
     free(c);
 }
 
-int cw_checkpoint_unchanged(const cw_checkpoint *c) {
-    for (uint32_t i = 0; i < c->file_count; i++) {
-        const struct stat *then = &c->files[i].status;
-        struct stat now;
-        if (fstat(c->files[i].fd, &now))
-            return cw_fail(-errno, "looking at %.300s failed: %m", c->files[i].path);
-        if (now.st_size != then->st_size || now.st_mtim.tv_sec != then->st_mtim.tv_sec ||
-            now.st_mtim.tv_nsec != then->st_mtim.tv_nsec)
-            return cw_fail(-EPROTO, "%.300s was written to while it was read: load it again",
-                           c->files[i].path);
-    }
+static int check_unchanged(const struct cw_checkpoint_file *file) {
+    const struct stat *then = &file->status;
+    struct stat now;
+    if (fstat(file->fd, &now))
+        return cw_fail(-errno, "looking at %.300s failed: %m", file->path);
+    if (now.st_size != then->st_size || now.st_mtim.tv_sec != then->st_mtim.tv_sec ||
+        now.st_mtim.tv_nsec != then->st_mtim.tv_nsec)
+        return cw_fail(-EPROTO, "%.300s was written to while it was read: load it again",
+                       file->path);
     return 0;
+}
+
+int cw_checkpoint_unchanged(const cw_checkpoint *c) {
+    int code = 0;
+    for (uint32_t i = 0; i < c->file_count && code == 0; i++)
+        code = check_unchanged(&c->files[i]);
+    return code;
+}
+
+int cw_checkpoint_read(const cw_checkpoint *c, uint32_t number, uint64_t skip_bytes, void *to,
+                       uint64_t size_bytes) {
+    if (!c || (!to && size_bytes))
+        return cw_needs("a checkpoint and memory");
+    if (number >= c->tensor_count)
+        return cw_fail(-EINVAL, "tensor %u of %u", number, c->tensor_count);
+    const cw_tensor *tensor = &c->tensors[number];
+    if (skip_bytes > tensor->size_bytes || size_bytes > tensor->size_bytes - skip_bytes)
+        return cw_fail(-EINVAL, "what is read goes beyond its tensor of %llu bytes",
+                       (unsigned long long)tensor->size_bytes);
+    const struct cw_checkpoint_file *file = &c->files[tensor->file];
+    int code = read_at(file, to, size_bytes, tensor->offset_bytes + skip_bytes);
+    return code ? code : check_unchanged(file);
 }
 
 uint32_t cw_checkpoint_count(const cw_checkpoint *c) {

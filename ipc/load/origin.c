@@ -79,7 +79,8 @@ static int check_members(struct cw_json *json) {
     int more, code = cw_json_take(json, '{');
     while (code == 0 && (more = cw_json_member(json, &first, &key)) != 0) {
         code = more < 0 ? more : 0;
-        if (code == 0 && (strcmp(key.text, "source") == 0 || strcmp(key.text, "metadata") == 0))
+        if (code == 0 && strlen(key.text) == key.length &&
+            (strcmp(key.text, "source") == 0 || strcmp(key.text, "metadata") == 0))
             return cw_fail(-EINVAL, "\"%s\" of the metadata is what a load writes there itself",
                            key.text);
         code = code ? code : cw_json_skip(json);

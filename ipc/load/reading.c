@@ -64,7 +64,7 @@ struct cw_reading {
     cw_load_times spent;
     int failed; /* 0, or the first failure's code */
     char sentence[CW_DETAIL_MAX];
-    int over; /* eventfd: written when all is done, or it failed */
+    int over; /* eventfd: written when all is done, or it failed; -1: no thread was started */
     pthread_t threads[CW_READ_THREADS_MAX];
     unsigned thread_count;
 };
@@ -188,6 +188,8 @@ static int send_piece(struct cw_reading *r, const struct worker *w, struct cw_ri
 
 static void tell_over(struct cw_reading *r) {
     uint64_t one = 1;
+    if (r->over < 0) /* the caller's thread has read it */
+        return;
     ssize_t written = write(r->over, &one, sizeof one);
     (void)written; /* it cannot fail: nobody writes so often */
 }
@@ -359,7 +361,7 @@ static int admit(struct cw_reading *r, const int *gpus) {
 }
 
 static int open_ring(struct cw_reading *r, unsigned threads) {
-    int gpus[CW_RING_GPUS_MAX];
+    int gpus[CW_RING_GPUS_MAX] = {0};
     for (uint32_t copy = 0; copy < r->copies; copy++)
         gpus[copy] = cw_array_gpu(r->reads[(uint64_t)copy * r->count].array);
     int code = cw_ring_open(gpus, r->copies, threads, &r->ring);
@@ -373,14 +375,13 @@ static int start(struct cw_reading *r) {
     int code = to_gpu && r->total_bytes ? open_ring(r, wanted) : 0;
     if (code)
         return code;
-    if (!r->total_bytes) {
-        tell_over(r);
-        return 0;
-    }
-    if (r->total_bytes <= READ_HERE_BYTES) {
+    if (r->total_bytes && r->total_bytes <= READ_HERE_BYTES)
         (void)work(r);
+    if (r->total_bytes <= READ_HERE_BYTES)
         return 0;
-    }
+    r->over = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (r->over < 0)
+        return cw_fail(-EDQUOT, "no descriptor to read %.300s: %m", r->checkpoint->path);
     while (r->thread_count < wanted &&
            cw_thread_start(&r->threads[r->thread_count], NULL, work, r) == 0)
         r->thread_count++;
@@ -394,8 +395,12 @@ static int prepare(struct cw_reading *r) {
     const cw_checkpoint *c = r->checkpoint;
     r->files = calloc((size_t)c->file_count + 1, sizeof *r->files);
     r->reach = calloc(r->copies, sizeof *r->reach);
-    if (!r->files || !r->reach || r->over < 0)
-        return cw_fail(-EDQUOT, "no memory or descriptor to read %.300s: %m", c->path);
+    if (!r->reach) { /* files that were not made are not ended */
+        free(r->files);
+        r->files = NULL;
+    }
+    if (!r->files)
+        return cw_fail(-EDQUOT, "no memory to read %.300s", c->path);
     for (uint32_t i = 0; i < c->file_count; i++)
         cw_direct_init(&r->files[i], c->files[i].path, c->files[i].fd);
     for (uint32_t i = 0; i < r->count; i++) {
@@ -422,7 +427,7 @@ int cw_reading_begin_copies(const cw_checkpoint *checkpoint, cw_read *reads, uin
     r->count = count;
     r->copies = copies;
     pthread_mutex_init(&r->lock, NULL);
-    r->over = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    r->over = -1;
     code = prepare(r);
     if (code == 0)
         code = start(r);
@@ -445,7 +450,7 @@ int cw_reading_wait(cw_reading *r, int64_t timeout_ns) {
         return cw_needs("a reading");
     int64_t end_ns = cw_end_ns(cw_now_ns(), timeout_ns);
     struct pollfd over = {.fd = r->over, .events = POLLIN};
-    for (;;) {
+    while (r->over >= 0) {
         int64_t left = end_ns == INT64_MAX ? CW_FAR_S * 1000000000LL : end_ns - cw_now_ns();
         struct timespec limit = {.tv_sec = left > 0 ? left / 1000000000 : 0,
                                  .tv_nsec = left > 0 ? left % 1000000000 : 0};

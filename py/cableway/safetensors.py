@@ -9,7 +9,8 @@ For example::
         for name in file.keys():
             part = file.get_slice(name)[:10]
 
-What it returns lies in memory of cableway's, so that it goes to other processes without a copy. A path may also be that of a folder, or of
+What it returns lies in memory of cableway's, so that it goes to other processes without a copy; what safe_open reads of up to 64 KiB does
+not. A path may also be that of a folder, or of
 an index. To load a model once for several processes, use `cableway.load`.
 """
 
@@ -37,6 +38,7 @@ __all__ = ["SafetensorError", "load_file", "safe_open"]
 
 _TORCH = {"pt", "torch", "pytorch"}
 _NUMPY = {"np", "numpy"}
+_SMALL = 64 << 10  # bytes that safe_open reads into memory of this process alone
 
 
 try:
@@ -195,11 +197,31 @@ class safe_open:
     def _read(self, tensor: Tensor, layout: Layout, skip: int) -> Any:
         """What has that layout, behind so many bytes of the tensor."""
         self._check_open()
+        if layout.nbytes <= _SMALL and self._device == "cpu":
+            return self._read_small(tensor, layout, skip)
         array = arrays.new(layout, device=self._device)
         if layout.nbytes:
             with _as_theirs():
                 self._checkpoint.read([Read(tensor, array._open_lease(), 0, skip, layout.nbytes)])
         return _shown(array, self._torch)
+
+    def _read_small(self, tensor: Tensor, layout: Layout, skip: int) -> Any:
+        """The same in memory of this process alone: to share it would take longer than to read it."""
+        made: Any
+        if self._torch:
+            import torch
+
+            row = words.row(layout.dtype)
+            assert row is not None  # else no file would have it
+            made = torch.empty(layout.shape, dtype=getattr(torch, row.torch))
+            address = made.data_ptr()
+        else:
+            packed = words.is_packed(layout.dtype)
+            made = np.empty(layout.shape, words.raw(layout.dtype) if packed else layout.dtype)
+            address = made.ctypes.data
+        with _as_theirs():
+            self._checkpoint.read_small(tensor, skip, address, layout.nbytes)
+        return made
 
 
 class Slice:

@@ -156,6 +156,18 @@ class Checkpoint:
             lib.cwpy_reading_end(cell)  # before the arrays may go
         return [int(reads[number].hash) for number in range(len(wanted))]
 
+    def read_small(self, tensor: Tensor, skip: int, address: int, nbytes: int) -> None:
+        """Reads bytes of a tensor into any memory, without a hash and a thread.
+
+        Raises:
+            OSError: what the system says.
+            Error: a file was written to, or cut off.
+        """
+        place = ffi.cast("void *", address)
+        status = lib.cw_checkpoint_read(self._cell[0], tensor.number, skip, place, nbytes)
+        if status < 0:
+            raise file_failure(status)
+
     def load(self, device: str) -> dict[str, Array]:
         """All tensors, in memory of ours on a device, which nobody else knows of yet."""
         wanted: list[Read] = []

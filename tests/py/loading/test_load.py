@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from cli_support import DIFFERS, FAILED, run, run_json
 from conftest import Script, stop_broker
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from tree_files import DTYPES, sharded, weights, written
 
@@ -342,3 +344,26 @@ def test_what_is_put_is_kept_or_not() -> None:
 
 def test_empty_tensors_are_verified_too(file: Path) -> None:
     assert cw.load("m", file).verify() == len(weights())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 53), 1 << 53) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=9,
+)  # fmt: skip
+
+
+@given(meta=st.dictionaries(st.text(max_size=9), JSON, max_size=5))
+def test_any_metadata_come_back(
+    meta: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "meta.safetensors"
+    if not path.exists():
+        save_file({"w": np.ones(3)}, path)
+        os.utime(path, (1, 1))
+    if {"source", "metadata"} & meta.keys():
+        return
+    with cw.load("m", path, meta=meta, replace=True) as tree:
+        assert {name: tree.meta[name] for name in meta} == meta
+        assert set(tree.meta) == {"source", "metadata", *meta}
+    cw.remove("m")

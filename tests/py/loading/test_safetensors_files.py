@@ -278,3 +278,18 @@ def test_errors_are_those_of_the_package_too(file: Path) -> None:
             out.truncate(file.stat().st_size - 1)
         with pytest.raises(safetensors.SafetensorError, match="written to|cut off"):
             opened.get_tensor(opened.offset_keys()[-1])
+
+
+def test_what_is_small_is_the_process_s_own_and_what_is_large_is_shared(tmp_path: Path) -> None:
+    """Both are what the reference reads, in parts too, and may be written to."""
+    path = tmp_path / "m.safetensors"
+    values = {"small": np.arange(100.0), "large": np.arange(20000.0), "empty": np.zeros((0, 3))}
+    save_file(values, path)
+    cw.empty(1).close()
+    with ours.safe_open(path, "np") as opened:
+        for name, wanted in values.items():
+            found = opened.get_tensor(name)
+            assert same(found, wanted) and found.flags.writeable and found.flags.c_contiguous
+            assert same(opened.get_slice(name)[3:7], wanted[3:7])
+            shared = cw.put("x", found)
+            assert (shared.numpy().ctypes.data == found.ctypes.data) == (name == "large")

@@ -18,7 +18,6 @@ import errno
 import json
 from collections.abc import Iterator, Mapping
 from operator import index
-from threading import Lock
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -367,7 +366,7 @@ def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     made._name = name
     made._leases = {}
     made._next = made._table = None
-    made._turn = Lock()
+    made._turn = ffi.new("int *")
     made._described = described(cell)
     made._mount = mounted(cell[0]) if swappable else None
     return made

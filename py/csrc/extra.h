@@ -28,6 +28,10 @@ static void cwpy_queue_end(cw_queue **cell);
 static void cwpy_tree_end(cw_tree **cell);
 /* The same of a mount. */
 static void cwpy_mount_end(cw_mount **cell);
+/* Takes a turn, *turn 0 or 1, into a cell: 0, or -1 if another has it; and its end, if it was
+ * taken. */
+static int cwpy_turn_take(int *turn, int *cell);
+static void cwpy_turn_end(int *turn, int *cell);
 /* Closes the checkpoint, the reading or the load in a cell, if there is one. */
 static void cwpy_checkpoint_end(cw_checkpoint **cell);
 static void cwpy_reading_end(cw_reading **cell);
@@ -82,6 +86,19 @@ static void cwpy_mount_end(cw_mount **cell) {
 
     *cell = NULL;
     cw_mount_close(mount);
+}
+
+static int cwpy_turn_take(int *turn, int *cell) {
+    if (__atomic_exchange_n(turn, 1, __ATOMIC_ACQUIRE))
+        return -1;
+    *cell = 1;
+    return 0;
+}
+
+static void cwpy_turn_end(int *turn, int *cell) {
+    if (*cell)
+        __atomic_store_n(turn, 0, __ATOMIC_RELEASE);
+    *cell = 0;
 }
 
 static void cwpy_checkpoint_end(cw_checkpoint **cell) {

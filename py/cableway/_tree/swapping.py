@@ -8,8 +8,8 @@ the call, and taken over by whoever looks first after it, so that no exception o
 from __future__ import annotations
 
 import errno
+import functools
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -76,7 +76,7 @@ class Swapping:
     _next: Described | None  # what it says once the mount is so
     _run: int
     _table: Any
-    _turn: threading.Lock
+    _turn: Any  # int *, 1 while a call changes what is mapped; it ends with a cell of that call (extra.h)
 
     def _pointer(self) -> Any:
         raise NotImplementedError
@@ -102,14 +102,17 @@ class Swapping:
             raise ValueError(
                 "this tree's addresses cannot be kept: get it with cableway.get(name, swappable=True)"
             )
-        if not self._turn.acquire(blocking=False):
-            raise Error("another thread is exchanging this tree's memory")
+        turn = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_turn_end, self._turn))
+        if lib.cwpy_turn_take(self._turn, turn):  # also this thread may have it, see signals
+            raise Error("another call is exchanging this tree's memory; call again when it is done")
         try:
             self._settle()
             yield self._mount
-            self._settle()
         finally:
-            self._turn.release()
+            self._settle()
+            if self._next is not self._described:
+                self._next = None  # it did not come to that: its version is given up
+            ffi.release(turn)
 
     def _fixed_part(self, number: int) -> FixedLease:
         return lease_again(FixedLease, lib.cw_mount_part, self._mount, number)

@@ -40,6 +40,7 @@ from cableway._tree.swapping import (
     described,
     mounted,
     new_cell,
+    new_turn,
     wait_after,
 )
 from cableway._tree.table import Row, rows
@@ -366,7 +367,7 @@ def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     made._name = name
     made._leases = {}
     made._next = made._table = None
-    made._turn = ffi.new("int *")
+    made._turn = new_turn()
     made._described = described(cell)
     made._mount = mounted(cell[0]) if swappable else None
     return made

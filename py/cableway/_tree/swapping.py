@@ -22,7 +22,16 @@ from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
 from cableway.errors import Error, NameNotFound, Timeout
 
-__all__ = ["Described", "Swapping", "checked", "described", "mounted", "new_cell", "wait_after"]
+__all__ = [
+    "Described",
+    "Swapping",
+    "checked",
+    "described",
+    "mounted",
+    "new_cell",
+    "new_turn",
+    "wait_after",
+]
 
 
 def checked(version: int) -> int:
@@ -58,6 +67,13 @@ def described(cell: Any, state: int = 0) -> Described:
     return Described(from_cell(cell), info, (state, int(info.version)))
 
 
+def new_turn() -> Any:
+    """A turn (extra.h) that nobody has."""
+    turn = ffi.new("uint64_t[4]")
+    lib.cwpy_turn_init(turn)
+    return turn
+
+
 def mounted(tree: Any) -> Any:
     """A `cw_mount *` of a `cw_tree *`."""
     cell = ffi.gc(ffi.new("cw_mount **"), lib.cwpy_mount_end)
@@ -76,7 +92,7 @@ class Swapping:
     _next: Described | None  # what it says once the mount is so
     _run: int
     _table: Any
-    _turn: Any  # int *, 1 while a call changes what is mapped; it ends with a cell of that call (extra.h)
+    _turn: Any  # of the calls that change what is mapped; taken until a cell of such a call goes (extra.h)
 
     def _pointer(self) -> Any:
         raise NotImplementedError

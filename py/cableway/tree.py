@@ -19,7 +19,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from operator import index
-from threading import Lock
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -43,6 +42,7 @@ from cableway._tree.swapping import (
     described,
     mounted,
     new_cell,
+    new_turn,
     wait_after,
 )
 from cableway._tree.table import Row, rows
@@ -362,7 +362,7 @@ def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     made._name = name
     made._leases = {}
     made._next = made._table = None
-    made._turn = Lock()
+    made._turn = new_turn()
     made._described = described(cell)
     made._mount = mounted(cell[0]) if swappable else None
     return made

@@ -14,6 +14,7 @@
 #define CABLEWAY_PY_EXTRA_H
 
 #include <linux/mempolicy.h>
+#include <semaphore.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,6 +29,11 @@ static void cwpy_queue_end(cw_queue **cell);
 static void cwpy_tree_end(cw_tree **cell);
 /* The same of a mount. */
 static void cwpy_mount_end(cw_mount **cell);
+/* A turn, in 32 bytes: is taken into a cell, 0, or -1 if another has it; and ends, if it was taken.
+ */
+static void cwpy_turn_init(uint64_t *turn);
+static int cwpy_turn_take(uint64_t *turn, int *cell);
+static void cwpy_turn_end(uint64_t *turn, int *cell);
 /* Closes the checkpoint, the reading or the load in a cell, if there is one. */
 static void cwpy_checkpoint_end(cw_checkpoint **cell);
 static void cwpy_reading_end(cw_reading **cell);
@@ -82,6 +88,25 @@ static void cwpy_mount_end(cw_mount **cell) {
 
     *cell = NULL;
     cw_mount_close(mount);
+}
+
+_Static_assert(sizeof(sem_t) <= 32, "a turn is a semaphore");
+
+static void cwpy_turn_init(uint64_t *turn) {
+    sem_init((sem_t *)(void *)turn, 0, 1);
+}
+
+static int cwpy_turn_take(uint64_t *turn, int *cell) {
+    if (sem_trywait((sem_t *)(void *)turn) < 0)
+        return -1;
+    *cell = 1;
+    return 0;
+}
+
+static void cwpy_turn_end(uint64_t *turn, int *cell) {
+    if (*cell)
+        sem_post((sem_t *)(void *)turn);
+    *cell = 0;
 }
 
 static void cwpy_checkpoint_end(cw_checkpoint **cell) {

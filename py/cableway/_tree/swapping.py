@@ -8,8 +8,8 @@ the call, and taken over by whoever looks first after it, so that no exception o
 from __future__ import annotations
 
 import errno
+import functools
 import math
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -22,7 +22,16 @@ from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
 from cableway.errors import Error, NameNotFound
 
-__all__ = ["Described", "Swapping", "checked", "described", "mounted", "new_cell", "wait_after"]
+__all__ = [
+    "Described",
+    "Swapping",
+    "checked",
+    "described",
+    "mounted",
+    "new_cell",
+    "new_turn",
+    "wait_after",
+]
 
 
 def checked(version: int) -> int:
@@ -58,6 +67,13 @@ def described(cell: Any, state: int = 0) -> Described:
     return Described(from_cell(cell), info, (state, int(info.version)))
 
 
+def new_turn() -> Any:
+    """A turn (extra.h) that nobody has."""
+    turn = ffi.new("uint64_t[4]")
+    lib.cwpy_turn_init(turn)
+    return turn
+
+
 def mounted(tree: Any) -> Any:
     """A `cw_mount *` of a `cw_tree *`."""
     cell = ffi.gc(ffi.new("cw_mount **"), lib.cwpy_mount_end)
@@ -76,7 +92,7 @@ class Swapping:
     _next: Described | None  # what it says once the mount is so
     _run: int  # of the broker
     _table: Any
-    _turn: threading.Lock
+    _turn: Any  # of the calls that change what is mapped; taken until a cell of such a call goes (extra.h)
 
     def _pointer(self) -> Any:
         raise NotImplementedError
@@ -102,14 +118,17 @@ class Swapping:
             raise ValueError(
                 "this tree's addresses cannot be kept: get it with cableway.get(name, swappable=True)"
             )
-        if not self._turn.acquire(blocking=False):
-            raise Error("another thread is exchanging this tree's memory")
+        turn = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_turn_end, self._turn))
+        if lib.cwpy_turn_take(self._turn, turn):  # also this thread may have it, see signals
+            raise Error("another call is exchanging this tree's memory; call again when it is done")
         try:
             self._settle()
             yield self._mount
-            self._settle()
         finally:
-            self._turn.release()
+            self._settle()
+            if self._next is not self._described:
+                self._next = None  # it did not come to that: its version is given up
+            ffi.release(turn)
 
     def _fixed_part(self, number: int) -> FixedLease:
         return lease_again(FixedLease, lib.cw_mount_part, self._mount, number)

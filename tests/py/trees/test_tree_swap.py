@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 
+import interrupted
 import numpy as np
 import pytest
 from conftest import eventually, stop_broker
@@ -227,6 +228,26 @@ def test_a_part_that_stays_the_same_stays_mapped():
     tree.unmap()
     tree.swap()
     assert (w == 1).all() and (a == 2).all()
+
+
+def test_an_exception_at_any_step_leaves_a_tree_that_says_what_it_shows():
+    first = cw.put("m", state(1), meta=1)
+    second = cw.put("m", state(2), meta=2)
+    tree = cw.get("m", swappable=True)
+    seen = tree["w"].numpy()
+    versions = {first.version: 1, second.version: 2}
+
+    def other() -> None:
+        tree.swap(version=(first if tree.meta == 2 else second).version)
+
+    def looks_right() -> None:
+        value = versions[tree.version]
+        assert tree.meta == value == seen[0] == seen[-1]
+        assert tree.content_hash == (first if value == 1 else second).content_hash
+        tree.swap(version=first.version)  # nobody has its turn any more
+        assert seen[0] == 1
+
+    assert interrupted.everywhere(other, looks_right) > 100
 
 
 def test_a_plain_tree_says_how_to_get_a_swappable_one():

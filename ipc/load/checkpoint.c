@@ -158,7 +158,7 @@ static int missing(const struct cw_checkpoint *c, const struct cw_folder *folder
     for (uint32_t i = 0; i < cw_folder_tensors(folder); i++) {
         cw_folder_tensor(folder, i, &name, &file);
         const cw_tensor wanted = {.name = name}, *key = &wanted;
-        if (!bsearch(&key, sorted, c->tensor_count, sizeof key, by_name))
+        if (!bsearch(&key, sorted, c->tensor_count, sizeof(void *), by_name))
             break;
     }
     return cw_fail(-EPROTO,

@@ -151,6 +151,22 @@ static int by_name(const void *a, const void *b) {
     return strcmp((*one)->name, (*other)->name);
 }
 
+/* The first tensor that an index names and no file has; sorted: those that are there. */
+static int missing(const struct cw_checkpoint *c, const struct cw_folder *folder,
+                   const cw_tensor *const *sorted) {
+    const char *name = "", *file = "";
+    for (uint32_t i = 0; i < cw_folder_tensors(folder); i++) {
+        cw_folder_tensor(folder, i, &name, &file);
+        const cw_tensor wanted = {.name = name}, *key = &wanted;
+        if (!bsearch(&key, sorted, c->tensor_count, sizeof(void *), by_name))
+            break;
+    }
+    return cw_fail(-EPROTO,
+                   "%.200s names %u tensors, of which %u are in the files that it names: "
+                   "\"%.100s\" is not in %.100s",
+                   c->path, cw_folder_tensors(folder), c->tensor_count, name, file);
+}
+
 /* No name in two files; and each that the index has is there. */
 static int check_names(const struct cw_checkpoint *c, const struct cw_folder *folder) {
     const cw_tensor **sorted = malloc((c->tensor_count + 1) * sizeof(void *));
@@ -167,12 +183,10 @@ static int check_names(const struct cw_checkpoint *c, const struct cw_folder *fo
                         "or write an index",
                         sorted[i]->name, c->files[sorted[i - 1]->file].path,
                         c->files[sorted[i]->file].path);
-    free(sorted);
     uint32_t wanted = cw_folder_tensors(folder);
     if (code == 0 && wanted && wanted != c->tensor_count)
-        code =
-            cw_fail(-EPROTO, "%.200s names %u tensors, of which %u are in the files that it names",
-                    c->path, wanted, c->tensor_count);
+        code = missing(c, folder, sorted);
+    free(sorted);
     return code;
 }
 

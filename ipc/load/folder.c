@@ -105,12 +105,23 @@ static int damaged(const char *path, const char *what) {
     return cw_fail(-EPROTO, "the index %.300s %s", path, what);
 }
 
+/* What the JSON says is wrong, or that there is no more of it. */
+static int no_json(const char *path, const struct cw_json *json) {
+    return damaged(path, json->at >= json->end ? "ends where more must come: was it cut off?"
+                                               : json->what);
+}
+
 static int read_map(struct cw_folder *f, struct cw_json *json, const char *path) {
     struct cw_json_text name, file;
     bool first = true;
     int code = cw_json_take(json, '{');
+    if (code && json->at < json->end)
+        return damaged(path, "has a weight_map that is no object of tensors and files");
     while (code == 0 && (code = cw_json_member(json, &first, &name)) == 1) {
         code = cw_json_text(json, &file);
+        if (code && json->at < json->end)
+            return cw_fail(-EPROTO, "the index %.200s names no file for the tensor \"%.100s\"",
+                           path, name.text);
         if (code)
             break;
         if (strlen(name.text) != name.length || strlen(file.text) != file.length ||
@@ -126,13 +137,15 @@ static int read_map(struct cw_folder *f, struct cw_json *json, const char *path)
         }
         f->mapped[f->mapped_count++] = (struct mapped){.name = name.text, .file_name = file.text};
     }
-    return code < 0 ? damaged(path, json->what) : 0;
+    return code < 0 ? no_json(path, json) : 0;
 }
 
 static int read_json(struct cw_folder *f, uint64_t size_bytes, const char *path) {
     struct cw_json json = {.at = f->text, .end = f->text + size_bytes};
     struct cw_json_text key;
     bool first = true;
+    if (size_bytes == 0)
+        return damaged(path, "is empty");
     if (!cw_json_utf8(f->text, size_bytes))
         return damaged(path, "is no UTF-8");
     int code = cw_json_take(&json, '{');
@@ -147,7 +160,7 @@ static int read_json(struct cw_folder *f, uint64_t size_bytes, const char *path)
     }
     if (code == 0)
         code = cw_json_finish(&json);
-    return code < 0 ? damaged(path, json.what) : 0;
+    return code < 0 ? no_json(path, &json) : 0;
 }
 
 /* The files that it names, each once. */
@@ -265,6 +278,12 @@ const char *cw_folder_file(const struct cw_folder *f, uint32_t number) {
 
 uint32_t cw_folder_tensors(const struct cw_folder *f) {
     return f->mapped_count;
+}
+
+void cw_folder_tensor(const struct cw_folder *f, uint32_t number, const char **name,
+                      const char **file) {
+    *name = f->mapped[number].name;
+    *file = f->mapped[number].file_name;
 }
 
 bool cw_folder_takes(const struct cw_folder *f, const char *name, uint32_t file) {

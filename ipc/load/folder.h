@@ -19,6 +19,9 @@ uint32_t cw_folder_files(const struct cw_folder *folder);
 const char *cw_folder_file(const struct cw_folder *folder, uint32_t number);
 /* How many tensors an index names; 0: there is none. */
 uint32_t cw_folder_tensors(const struct cw_folder *folder);
+/* One of those, and the file in which it should be. */
+void cw_folder_tensor(const struct cw_folder *folder, uint32_t number, const char **name,
+                      const char **file);
 /* Is a tensor that is in that file taken from it? */
 bool cw_folder_takes(const struct cw_folder *folder, const char *name, uint32_t file);
 

@@ -106,12 +106,12 @@ def broken_index(folder: Path, what: str) -> None:
 
 INDEXES = {
     "a shard is missing": (OSError, "s-1.safetensors"),
-    "a tensor is missing": (cw.Error, "of which"),
-    "another file": (cw.Error, "of which"),
+    "a tensor is missing": (cw.Error, '"none" is not in s-0.safetensors'),
+    "another file": (cw.Error, '"bias" is not in s-'),
     "out of the folder": (cw.Error, "in its folder"),
     "no names": (cw.Error, "no weight_map"),
-    "a number": (cw.Error, "where a text must be"),
-    "no JSON": (cw.Error, "m.safetensors.index.json"),
+    "a number": (cw.Error, 'names no file for the tensor "bias"'),
+    "no JSON": (cw.Error, "m.safetensors.index.json ends where more must come: was it cut off"),
     "two indexes": (ValueError, "several indexes"),
 }
 

@@ -369,7 +369,7 @@ void around_change(uint8_t which) {
 
 void around_part(uint8_t how, struct cwb_part *out) {
     *out = (struct cwb_part){.instance = how & 0x38 ? cw_client_instance(world.client) : 1,
-                             .version = how & 0xc0 ? world.tree_version : 1 + how / 8,
+                             .version = how & 0xc0 ? world.tree_version : 1u + how / 8u,
                              .number = how % 4};
 }
 

@@ -123,7 +123,8 @@ def test_a_later_version_brings_what_is_not_here(two: tuple[Node, Node]) -> None
         assert got.verify() == 2
         assert received(a, b) - before < LARGE
         assert (first["adapter"].numpy() == values_of(1000)).all()
-        assert first.newer() is None or first.newer().version == second.version
+        again = first.newer()  # it is told at once
+        assert again is not None and again.version == second.version
 
 
 def test_waits_for_a_version(two: tuple[Node, Node]) -> None:

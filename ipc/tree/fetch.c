@@ -205,7 +205,7 @@ static int build(struct fetching *f, cw_tree **out) {
 static int make_room(struct fetching *f) {
     const size_t count = f->index.head->parts + 1u;
     f->spans = malloc(count * sizeof *f->spans);
-    f->arrays = calloc(count, sizeof *f->arrays);
+    f->arrays = calloc(count, sizeof(void *));
     f->parts = malloc(count * sizeof *f->parts);
     f->numbers = calloc(count, sizeof *f->numbers);
     return f->spans && f->arrays && f->parts && f->numbers

@@ -250,6 +250,22 @@ static int timed_out(const char *name, uint64_t after, int64_t timeout_ns) {
                    (unsigned long long)after, (double)timeout_ns / 1e9);
 }
 
+/* Who does not wait is told by what the name means here, or by its owner if nothing is known here:
+ * the question is answered, however long that takes. */
+static int look_there(cw_client *client, const struct cw_name_key *key, uint64_t instance,
+                      uint64_t after) {
+    struct cw_meta_remote_tree about;
+    cw_array *index;
+    int code = cw_remote_index(client, key, -1, &about, &index);
+    if (code == -ENOTDIR) /* an array, which was put later */
+        return 0;
+    if (code)
+        return code == -ENOENT ? -ETIMEDOUT : code;
+    cw_array_close(index);
+    bool later = about.version > after || (instance && about.instance != instance);
+    return later ? 0 : -ETIMEDOUT;
+}
+
 /* instance: of which run of the owner's broker the version is; 0: of this one. */
 static int await_after(cw_client *client, const char *name, uint64_t instance, uint64_t after,
                        int64_t timeout_ns) {
@@ -257,7 +273,8 @@ static int await_after(cw_client *client, const char *name, uint64_t instance, u
     struct cw_found found;
     int code = cw_name_key_make(client, name, &key);
     if (code == 0 && cw_remote_name(name)) {
-        code = cw_remote_wait_after(client, &key, instance, after, timeout_ns);
+        code = timeout_ns ? cw_remote_wait_after(client, &key, instance, after, timeout_ns)
+                          : look_there(client, &key, instance, after);
         if (code == -ETIMEDOUT)
             return timed_out(name, after, timeout_ns);
         if (code != -ELOOP)

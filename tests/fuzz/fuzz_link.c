@@ -17,6 +17,7 @@
 #include "ipc/base/meta.h"
 #include "ipc/client.h"
 #include "tests/fuzz/link/around.h"
+#include "tests/fuzz/link/body.h"
 
 #define STEPS_MOST 200u
 #define LINKS_MOST 4u
@@ -66,46 +67,10 @@ static uint32_t link_count(const struct fuzz *f) {
 
 /* ---- frames ---- */
 
-struct body {
-    uint8_t bytes[CWB_FRAME_MAX];
-    uint32_t used;
-};
-
-static void add(struct body *body, const void *bytes, size_t count) {
-    if (count > sizeof body->bytes - body->used)
-        return;
-    memcpy(body->bytes + body->used, bytes, count);
-    body->used += (uint32_t)count;
-}
-
-static uint32_t key_bytes(const char *name) {
-    return (uint32_t)strlen(name) + 1; /* of no namespace */
-}
-
-static void add_key(struct body *body, const char *name) {
-    add(body, "", 1);
-    add(body, name, strlen(name));
-}
-
-static uint32_t meta_of(uint64_t size_bytes, uint8_t meta[CW_META_BYTES_MAX]) {
-    int64_t length = (int64_t)size_bytes;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &length, .dtype = "|u1"};
-    struct cw_shape shape;
-    return cw_layout_resolve(&layout, &shape) == 0 ? cw_meta_encode(&shape, meta) : 0;
-}
-
 static uint64_t size_of(struct fuzz *f) {
     static const uint64_t sizes[] = {0, 1, 100, 16384, 16385, 65536, 300000, 1 << 20, 3 << 20};
     uint8_t which = byte(f);
     return which < 240 ? sizes[which % (sizeof sizes / sizeof *sizes)] : number(f);
-}
-
-/* A part of the tree that there is, more often than not. */
-static void around_part(struct fuzz *f, struct cwb_part *out) {
-    uint64_t version, instance = around_tree(&version);
-    *out = (struct cwb_part){.instance = byte(f) % 8 ? instance : 1,
-                             .version = byte(f) % 8 ? version : 1 + number(f) % 1000,
-                             .number = byte(f) % 4};
 }
 
 /* A frame with that op: its body is right in its form, more often than not. */
@@ -144,7 +109,7 @@ static void fill(struct fuzz *f, uint16_t op, struct body *body) {
                               .flags = byte(f) % (op == CWB_OPEN ? 4 : 2)};
         struct cwb_part part;
         struct cwb_after after;
-        around_part(f, &part);
+        around_part(byte(f), &part);
         after = (struct cwb_after){.instance = byte(f) % 2 ? part.instance : 0,
                                    .version = part.version - byte(f) % 2};
         if (op == CWB_OPEN)

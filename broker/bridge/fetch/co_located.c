@@ -15,6 +15,7 @@
 
 #include "broker/bridge/fetch/floor.h"
 #include "broker/bridge/fetch/replica.h"
+#include "broker/bridge/fetch/replica_form.h"
 #include "broker/bridge/fetch/replica_gc.h"
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/memory.h"
@@ -93,6 +94,11 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
     if (!same) { /* its name went meanwhile */
         cw_array_close(array);
         return false;
+    }
+    if (cwb_replica_check_place(replica, found.meta, found.entry.meta_bytes) != 0) {
+        cw_array_close(array);
+        cwb_replica_fail(replica, -EISDIR);
+        return true;
     }
     replica->stale = false;
     replica->sent = other->sent;

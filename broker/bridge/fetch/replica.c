@@ -346,6 +346,12 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
         cwb_replica_fail(replica, -EREMOTEIO);
         return;
     }
+    if (cwb_replica_check_place(replica, frame->meta, frame->meta_bytes) != 0) {
+        if (!frame->opened.inside)
+            cwb_download_refuse(replica->peer, replica->run, frame->opened.source);
+        cwb_replica_fail(replica, -EISDIR);
+        return;
+    }
     replica->came = malloc(frame->meta_bytes + inside_bytes + 1);
     if (!replica->came) {
         if (!frame->opened.inside)

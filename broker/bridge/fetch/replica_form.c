@@ -60,6 +60,13 @@ uint32_t cwb_replica_question(const struct cwb_replica *replica, struct cwb_key 
     return replica->name_bytes + (uint32_t)sizeof replica->part;
 }
 
+int cwb_replica_check_place(const struct cwb_replica *replica, const void *meta,
+                            uint32_t meta_bytes) {
+    return replica->on_gpu && cw_meta_is_remote_tree(meta, meta_bytes)
+               ? cw_fail(-EISDIR, "the name means a tree of another node: get it as a tree")
+               : 0;
+}
+
 int cwb_replica_form(const struct cwb_replica *replica, struct cw_put *put, uint8_t *meta) {
     const uint32_t came_bytes = replica->opened.meta_bytes;
     const uint64_t size_bytes = replica->opened.size_bytes;

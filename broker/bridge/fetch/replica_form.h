@@ -22,6 +22,10 @@ void cwb_replica_describe(struct cwb_replica *replica, const struct cwb_replica_
 /* The OPEN by which its owner is asked for it: head, and what stands behind it, in text; how long
  * that is. */
 uint32_t cwb_replica_question(const struct cwb_replica *replica, struct cwb_key *key, char *text);
+/* -EISDIR: it is to lie on a GPU, and these metadata are a tree's: what comes onto GPUs is parts.
+ */
+int cwb_replica_check_place(const struct cwb_replica *replica, const void *meta,
+                            uint32_t meta_bytes);
 /* How it is put under its key; array and came are there. meta: CW_META_BYTES_MAX bytes. 0 or a
  * negative code. */
 int cwb_replica_form(const struct cwb_replica *replica, struct cw_put *put, uint8_t *meta);

@@ -367,9 +367,10 @@ void around_change(uint8_t which) {
                          0) == 0);
 }
 
-uint64_t around_tree(uint64_t *version) {
-    *version = world.tree_version;
-    return cw_client_instance(world.client);
+void around_part(uint8_t how, struct cwb_part *out) {
+    *out = (struct cwb_part){.instance = how & 0x38 ? cw_client_instance(world.client) : 1,
+                             .version = how & 0xc0 ? world.tree_version : 1u + how / 8u,
+                             .number = how % 4};
 }
 
 /* Of two parts: one that goes inside a frame, and one that does not. */

@@ -39,8 +39,8 @@ bool around_job(struct cwb_bridge *bridge, const void *body, uint32_t body_bytes
 bool around_answer(struct cwb_bridge *bridge, uint8_t which, uint8_t how);
 /* A name of ours means another put from now on: who watches it is to be told. */
 void around_change(uint8_t which);
-/* Of s/tree, which has two parts and is never replaced: its version; returns the instance. */
-uint64_t around_tree(uint64_t *version);
+/* A part of s/tree, which has two and is never replaced, more often than not. */
+void around_part(uint8_t how, struct cwb_part *out);
 /* An array of ours, as a put has it. */
 void around_handle(uint8_t which, struct cw_remote *remote);
 uint64_t around_hash(const void *bytes, uint64_t size_bytes);

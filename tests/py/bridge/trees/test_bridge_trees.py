@@ -123,7 +123,8 @@ def test_a_later_version_brings_what_is_not_here(two: tuple[Node, Node]) -> None
         assert got.verify() == 2
         assert received(a, b) - before < LARGE
         assert (first["adapter"].numpy() == values_of(1000)).all()
-        assert first.newer() is None or first.newer().version == second.version
+        again = first.newer()  # it is told at once
+        assert again is not None and again.version == second.version
 
 
 def test_waits_for_a_version(two: tuple[Node, Node]) -> None:
@@ -165,6 +166,13 @@ def test_names_say_that_they_are_trees(two: tuple[Node, Node]) -> None:
     with a.here():
         assert sorted(cw.get("copied")) == ["x", "y"]
         cw.remove("copied")
+    a.command("wait", "--timeout", "60", "--after", "0", "//b/open/told")
+    late = a.command(
+        "wait", "--timeout", "0.1", "--after", str(1 << 40), "//b/open/told", check=False
+    )
+    assert late.returncode != 0 and "version" in late.stderr
+    refused = a.command("cp", "//b/open/told", "//b/in/told", check=False)
+    assert refused.returncode != 0 and "cannot be put onto another node" in refused.stderr
     file = a.folder / "told.safetensors"
     a.command("get", "//b/open/told", str(file))
     assert file.stat().st_size > 0

@@ -28,6 +28,7 @@ from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
 from cableway._core.deadlines import left_ns
+from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
@@ -256,32 +257,38 @@ class Tree(Swapping, Mapping[str, Array]):
         They are read-only, of which PyTorch knows nothing: a write ends the process by SIGSEGV in host memory, and
         spoils its CUDA context (error 700) on a GPU. `clone()` what you want to write.
         """
-        return dict(zip(self, self._tensors(), strict=True))
+        with uncollected():
+            return dict(zip(self, self._tensors(), strict=True))
 
     def _tensors(self) -> list[Any]:
-        """A tensor for each leaf."""
+        """A tensor for each leaf. A loop over thousands: what depends on the layout alone is asked for once."""
+        import torch
         from torch.utils.dlpack import from_dlpack
 
-        forms: dict[Layout, dlpack.Form] = {}
+        # With a capsule the public function does nothing but call this one.
+        take = getattr(getattr(torch, "_C", None), "_from_dlpack", from_dlpack)
+        known: dict[Layout, tuple[dlpack.Form, bool, int]] = {}
         places = [self._place(number) for number in range(self._told().parts)]
         tensors: list[Any] = []
         for row in self._rows():
-            if row.alias:
-                tensors.append(tensors[row.alias - 1])
+            _, layout, part, offset, nbytes, alias, *_ = row
+            if alias:
+                tensors.append(tensors[alias - 1])
                 continue
-            layout = row.layout
-            told = forms.get(layout)
+            told = known.get(layout)
             if told is None:
-                kind = words.raw(layout.dtype) if words.is_packed(layout.dtype) else layout.dtype
-                told = forms[layout] = dlpack.form(kind, layout.shape, layout.strides)
-            if row.nbytes:
-                lease, low, device = places[row.part]
+                is_packed = words.is_packed(layout.dtype)
+                kind = words.raw(layout.dtype) if is_packed else layout.dtype
+                form = dlpack.form(kind, layout.shape, layout.strides)
+                told = known[layout] = form, is_packed, layout.origin
+            form, is_packed, origin = told
+            if nbytes:
+                lease, low, device = places[part]
             else:
                 lease = create.empty(layout.shape, layout.dtype)._open_lease()
                 low, device = lease.address, dlpack.HOST
-            address = low + row.offset + layout.origin
-            tensor = from_dlpack(dlpack.on(lease, address, device, told))
-            tensors.append(interop.packed(tensor, layout.dtype))
+            tensor = take(dlpack.on(lease, low + offset + origin, device, form))
+            tensors.append(interop.packed(tensor, layout.dtype) if is_packed else tensor)
         return tensors
 
     def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
@@ -307,7 +314,8 @@ class Tree(Swapping, Mapping[str, Array]):
             KeyError: strict, and the tree or the module lacks paths that the other has.
             ValueError: a shape or a dtype differs.
         """
-        found = zip(self._rows(), self._tensors(), strict=True)
+        with uncollected():
+            found = list(zip(self._rows(), self._tensors(), strict=True))
         modules.fill(module, {row.path: (tensor, row.kind) for row, tensor in found}, strict)
         return module
 

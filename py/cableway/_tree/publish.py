@@ -16,6 +16,7 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import copies
 from cableway._core import dtypes, layouts, leases
+from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
 from cableway._core.library import check, ffi, lib
@@ -158,15 +159,21 @@ def publish(
     """
     about = json.dumps({} if meta is None else meta).encode()
     place = None if device is None else resolve(device)
+    with uncollected():
+        sources = _sources(found, place, copy, frozen)
+        aliases = _aliases(sources)
+    _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias], frozen)
+    return _put(name, sources, aliases, about, flags, if_version)
+
+
+def _sources(found: list[Leaf], place: str | None, copy: bool | None, frozen: Any) -> list[Source]:
     sources = []
     for leaf in found:
         try:
             sources.append(Source(leaf, place, copy, frozen))
         except (TypeError, ValueError, BufferError) as error:
             raise type(error)(f'"{leaf.path}": {error}') from error
-    aliases = _aliases(sources)
-    _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias], frozen)
-    return _put(name, sources, aliases, about, flags, if_version)
+    return sources
 
 
 def _aliases(sources: list[Source]) -> list[int]:

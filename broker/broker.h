@@ -116,8 +116,8 @@ struct cwd_broker {
     struct cwd_version *version_floor; /* of no tree: the table is never empty */
     struct cwd_wait_group *waits;      /* waits.c: by key */
     uint32_t waiting;
-    struct cwd_claim *claims;      /* claims.c: by key */
-    struct cwd_claim *claims_over; /* of whose end others are to be told */
+    struct cwd_claim *claims;           /* claims.c: by key */
+    struct cwd_claim *claims_over;      /* of whose end others are to be told */
     struct cwd_fence_page *fence_pages; /* fences.c: by number */
     uint32_t next_fence_page;
     int64_t poison_ns; /* when to poison the buried again; INT64_MAX: nobody is */

@@ -20,11 +20,11 @@ enum cli_exit {
     CLI_FAILED = 1,
     CLI_USAGE = 2,
     CLI_NO_BROKER = 3, /* none runs, or it was lost on the way */
-    CLI_NO_NAME = 4, /* none, or what it means is gone */
+    CLI_NO_NAME = 4,   /* none, or what it means is gone */
     CLI_TIMEOUT = 5,
     CLI_NAME_TAKEN = 6, /* put and cp with --no-replace; load: it means something else */
-    CLI_LIMIT = 7,   /* a limit of the broker, or no memory left */
-    CLI_DIFFERS = 8, /* verify: the tree is not what was published, or what lies in the files */
+    CLI_LIMIT = 7,      /* a limit of the broker, or no memory left */
+    CLI_DIFFERS = 8,    /* verify: the tree is not what was published, or what lies in the files */
 };
 
 enum cli_option { /* which options a subcommand takes; --help goes without saying */

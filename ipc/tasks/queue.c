@@ -406,8 +406,7 @@ int cw_queue_watch_wait(cw_queue *queue, cw_queue_sight_words *sight) {
     struct cw_queue_sight own;
     memcpy(&own, sight, sizeof own);
     if (!own.bell)
-        return cw_fail(-EINVAL,
-                       "the queue is not watched: begin a watch before you wait for it");
+        return cw_fail(-EINVAL, "the queue is not watched: begin a watch before you wait for it");
     int code = cw_queue_watch_sleep(&own);
     memcpy(sight, &own, sizeof own);
     return code;

@@ -104,7 +104,8 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     if (cell == -ESHUTDOWN)
         return cw_fail_plain(cell, "the worker is to leave");
     if (cell == -EDQUOT)
-        return cw_fail_plain(cell, "the pool asks its workers to give memory back: do that before a task");
+        return cw_fail_plain(
+            cell, "the pool asks its workers to give memory back: do that before a task");
     if (cell < 0)
         return cell;
     CW_BRING(data_of(&worker->parts, (uint32_t)cell)); /* the answer goes there as well */

@@ -252,8 +252,15 @@ def _of_gpu_array(obj: Array, dtype: _DType | None, copy: bool | None, place: st
 
 
 def _of_external(
-    told: interop.ExternalArray, dtype: _DType | None, copy: bool | None, place: str | None
+    told: interop.ExternalArray,
+    dtype: _DType | None,
+    copy: bool | None,
+    place: str | None,
+    ordered: set[tuple[int, int]] | None = None,
 ) -> Array:
+    """An array of ours of another library's. ordered: memory and streams between which the order is made already, to which this
+    one is added: who takes many arrays in one piece of memory orders once.
+    """
     if dtype is not None and words.are_bytes(dtype, told.layout.dtype):
         told.layout = Layout(told.layout.shape, dtype, told.layout.strides)
     elif dtype is not None and not words.same(dtype, told.layout.dtype):
@@ -269,11 +276,15 @@ def _of_external(
             lease = suballocation.borrow(told)
     if lease is not None:
         found = arrays.make(lease, told.layout, told.address - lease.address)
-        if told.stream is not None and not told.readonly:
+        if told.stream is None or told.readonly or lease.readonly:
+            told.ready()  # also of what was published, whose library may have it writable still
+            return found
+        here = lease.address, told.stream
+        if ordered is None or here not in ordered:
             with found.writing(told.stream):  # what its library had begun on it comes first
                 pass
-        else:
-            told.ready()
+            if ordered is not None:
+                ordered.add(here)
         return found
     if copy is False and told.layout.size:
         raise ValueError(

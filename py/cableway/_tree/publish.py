@@ -52,7 +52,14 @@ class Source:
 
     __slots__ = ("layout", "leaf", "place", "values", "where")
 
-    def __init__(self, leaf: Leaf, device: str | None, copy: bool | None, frozen: Any) -> None:
+    def __init__(
+        self,
+        leaf: Leaf,
+        device: str | None,
+        copy: bool | None,
+        frozen: Any,
+        ordered: set[tuple[int, int]],
+    ) -> None:
         value = leaf.value.detach() if hasattr(leaf.value, "detach") else leaf.value
         if leases.has_masked(value):
             raise TypeError("a masked array's mask would be lost; put array.filled()")
@@ -62,7 +69,12 @@ class Source:
         self.place: Place | None = None
         self.values = value
         if copy is False and not _is_here(value, device):
-            value = create.asarray(value, copy=False, device=device)
+            told = None if isinstance(value, Array) else interop.external_array(value)
+            value = (
+                create.asarray(value, copy=False, device=device)
+                if told is None
+                else create._of_external(told, None, False, device, ordered)
+            )
         if isinstance(value, Array):
             self.layout, self.where = value._layout_now(), value.device
             stays = device is None or device == self.where
@@ -167,10 +179,10 @@ def publish(
 
 
 def _sources(found: list[Leaf], place: str | None, copy: bool | None, frozen: Any) -> list[Source]:
-    sources = []
+    sources, ordered = [], set[tuple[int, int]]()
     for leaf in found:
         try:
-            sources.append(Source(leaf, place, copy, frozen))
+            sources.append(Source(leaf, place, copy, frozen, ordered))
         except (TypeError, ValueError, BufferError) as error:
             raise type(error)(f'"{leaf.path}": {error}') from error
     return sources

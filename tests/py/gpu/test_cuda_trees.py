@@ -126,6 +126,47 @@ assert t["b.bias"].to("cpu").numpy()[0] == 9
     )
 
 
+FOREIGN = """
+import threading
+class Foreign:
+    def __init__(self, array, begin, count):
+        told = dict(array.__cuda_array_interface__)
+        told.update(shape=(count,), data=(told["data"][0] + begin, False), strides=None, stream=stream.handle.value)
+        self.__cuda_array_interface__, self.keeps = told, array
+stream = Stream()
+whole = cw.full(4096, 3, "u1", device="cuda:0")
+leaves = {str(i): Foreign(whole, i * 256, 256) for i in range(16)}
+"""
+
+
+def test_what_is_published_can_be_published_again_by_its_library(program):
+    program(
+        FOREIGN
+        + """
+for name in ("m", "m", "other"):
+    t = cw.put(name, leaves, copy=False)
+    assert t["7"].to("cpu").numpy().tolist() == [3] * 256
+other, m = cw.get("other"), cw.get("m")
+assert low(other["1"]) == low(m["0"]) == low(whole)  # nothing was copied
+"""
+    )
+
+
+def test_arrays_in_one_piece_of_memory_are_ordered_once(program):
+    program(
+        FOREIGN
+        + """
+times, writing = [], cw.Array.writing
+cw.Array.writing = lambda *a, **k: times.append(1) or writing(*a, **k)
+stream.hold("go")
+stream.fill(low(whole), 9)
+threading.Timer(0.2, touch, ["go"]).start()
+t = cw.put("m", leaves, copy=False)                # waits for what the stream had begun
+assert times == [1] and t["0"].to("cpu").numpy()[0] == 9
+"""
+    )
+
+
 def test_a_reader_that_writes_breaks_its_own_context_alone(program):
     program(
         STATE

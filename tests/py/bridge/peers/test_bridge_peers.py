@@ -179,7 +179,7 @@ def test_each_figure_is_there_and_true(two: tuple[Node, Node]) -> None:
     with a.here():
         cw.put("//b/figures", values)
     after, over_there = about(a, b), about(b, a)
-    assert after["state"] == "connected" and after["version"] == 1 and after["known_by"] == "key"
+    assert after["state"] == "connected" and after["version"] == 2 and after["known_by"] == "key"
     assert after["address"] == f"127.0.0.1:{b.port}" and after["error"] is None
     assert after["engine"] in ("io_uring", "epoll") and after["key_updates"] == 0
     assert 0 < int(str(after["rtt_us"])) < 5_000_000

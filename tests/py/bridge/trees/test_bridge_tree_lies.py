@@ -39,7 +39,7 @@ def index_of(node: Node) -> bytes:
     with node.here():
         state = {name: cw.asarray(np.arange(300, dtype="u1")) for name in ("x", "y")}
         tree = cw.put("index", state, copy=False)
-        found = bytes(ffi.buffer(tree._info.index, tree._info.index_bytes))
+        found = bytes(ffi.buffer(tree._told().index, tree._told().index_bytes))
         cw.remove("index")
     return found
 

@@ -194,7 +194,7 @@ def test_each_figure_is_there_and_true(two: tuple[Node, Node]) -> None:
     assert {link["way"] for link in links} <= {"to", "from"}
     assert {link["kind"] for link in links} <= {"link", "stream"}
     row = a.command("peers").stdout.splitlines()[1].split()
-    assert row[:4] == ["b", "connected", f"127.0.0.1:{b.port}", "1"] and row[5] == "us"
+    assert row[:4] == ["b", "connected", f"127.0.0.1:{b.port}", "2"] and row[5] == "us"
 
 
 def test_the_round_trip_time_is_that_of_the_way() -> None:

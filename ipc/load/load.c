@@ -466,6 +466,9 @@ int cw_load_begin_all(cw_client *client, const char *name, const char *path,
 int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes) {
     if (!load || !meta)
         return cw_needs("a load and metadata");
+    if (meta_bytes > CW_TREE_META_MAX)
+        return cw_fail(-EDQUOT, "%llu bytes of metadata, %u are possible",
+                       (unsigned long long)meta_bytes, CW_TREE_META_MAX);
     char *extra;
     int code = cw_origin_members(meta, meta_bytes, &extra);
     if (code)
@@ -476,7 +479,11 @@ int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes) {
 }
 
 void cw_load_look_at(const cw_load *load, cw_load_times *out) {
-    *out = load->times;
+    if (!out)
+        return;
+    memset(out, 0, sizeof *out);
+    if (load)
+        *out = load->times;
 }
 
 void cw_load_end(cw_load *load) {

@@ -319,11 +319,12 @@ def _tree(name: str, device: str | None, timeout: float | None) -> Tree:
     if name[:2] == "//":
         devices = () if device is None else (device,)
         return tree.get(name, None, devices, math.inf if timeout == 0 else deadline(timeout))
-    if device is not None:
+    found = tree.get(name)
+    if device is not None and found.device != device:
         raise ValueError(
             f'"{name}" is a tree and cannot be moved to a device as a whole: leave device= out, and copy what you need: t[path].to({device!r})'
         )
-    return tree.get(name)
+    return found
 
 
 def _get_at(

@@ -27,6 +27,9 @@ static void cwpy_client_end(cw_client **cell);
 static void cwpy_queue_end(cw_queue **cell);
 /* Closes the tree in a cell, if there is one. */
 static void cwpy_tree_end(cw_tree **cell);
+/* The same of trees in a row, up to the first NULL; and takes the last of them into a cell. */
+static void cwpy_trees_end(cw_tree **trees);
+static void cwpy_trees_take_last(cw_tree **trees, cw_tree **cell);
 /* The same of a mount. */
 static void cwpy_mount_end(cw_mount **cell);
 /* A turn, in 32 bytes: is taken into a cell, 0, or -1 if another has it; and ends, if it was taken.
@@ -81,6 +84,18 @@ static void cwpy_tree_end(cw_tree **cell) {
 
     *cell = NULL;
     cw_tree_close(tree);
+}
+
+static void cwpy_trees_end(cw_tree **trees) {
+    for (; *trees; trees++)
+        cwpy_tree_end(trees);
+}
+
+static void cwpy_trees_take_last(cw_tree **trees, cw_tree **cell) {
+    while (trees[0] && trees[1])
+        trees++;
+    *cell = *trees;
+    *trees = NULL;
 }
 
 static void cwpy_mount_end(cw_mount **cell) {

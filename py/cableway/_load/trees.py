@@ -128,7 +128,7 @@ def _object(meta: dict[str, Any]) -> bytes:
 def _wait(began: Any, count: int, end: float, timeout: float | None) -> list[Any]:
     """The cells of so many trees, once all are there."""
     found = [new_cell() for _ in range(count)]
-    got = ffi.new("cw_tree *[]", count)
+    got = ffi.gc(ffi.new("cw_tree *[]", count + 1), lib.cwpy_trees_end)
     status = -errno.EINTR
     while status == -errno.EINTR:  # a signal was served: it goes on
         status = lib.cw_load_wait(began[0], left_ns(end), got, ffi.NULL)
@@ -136,6 +136,6 @@ def _wait(began: Any, count: int, end: float, timeout: float | None) -> list[Any
         raise Timeout(f"{failure(status)} (timeout: {timeout} s)")
     if status < 0:
         raise file_failure(status)
-    for cell, one in zip(found, got, strict=True):
-        cell[0] = one
+    for cell in reversed(found):
+        lib.cwpy_trees_take_last(got, cell)
     return found

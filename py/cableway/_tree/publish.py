@@ -15,7 +15,7 @@ import numpy as np
 from cableway import array as arrays
 from cableway import client, create
 from cableway._array import copies
-from cableway._core import dtypes, layouts, leases
+from cableway._core import dtypes, layouts, leases, words
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
@@ -113,7 +113,9 @@ class Source:
             if known is None:
                 known = places[id(lease)] = (lease.gpu, lease.address)
             if self.layout.nbytes:
-                return (known[0], known[1] + values._offset, self.layout, self.where)
+                told = self.layout  # a dtype's word is no part of NumPy's equality
+                of = told.shape, told.strides, told.dtype, words.word(told.dtype)
+                return (known[0], known[1] + values._offset, of, self.where)
             low: Any = None
         elif isinstance(self.values, np.ndarray):
             low = (-1, self.values.__array_interface__["data"][0])
@@ -169,11 +171,12 @@ def publish(
     Raises:
         NameTaken, VersionChanged, LimitExceeded, ProducerDied, and what `asarray` raises of a leaf, with its path.
     """
-    about = json.dumps({} if meta is None else meta).encode()
+    about = json.dumps({} if meta is None else meta, allow_nan=False).encode()
     place = None if device is None else resolve(device)
     with uncollected():
         sources = _sources(found, place, copy, frozen)
         aliases = _aliases(sources)
+        _part_what_overlaps(sources, aliases, copy is False)
     _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias], frozen)
     return _put(name, sources, aliases, about, flags, if_version)
 
@@ -197,6 +200,35 @@ def _aliases(sources: list[Source]) -> list[int]:
         known = first.setdefault(source.key(places), number)
         found.append(0 if known == number else known)
     return found
+
+
+def _part_what_overlaps(sources: list[Source], aliases: list[int], insist: bool) -> None:
+    """Leaves that share a part of their memory, but are not the same: the later one is copied.
+
+    Raises:
+        ValueError: insist, there are such.
+    """
+    placed = []
+    for source, alias in zip(sources, aliases, strict=True):
+        if source.place is not None and not alias and source.layout.nbytes:
+            lease, low, layout = source.place
+            begin = lease.address + low
+            placed.append((lease.gpu, begin, begin + layout.span, source))
+    placed.sort(key=lambda one: one[:3])
+    before: tuple[int, int, int, Source] | None = None
+    for one in placed:
+        if before is None or one[0] != before[0] or one[1] >= before[2]:
+            before = one
+            continue
+        source = one[3]
+        if insist:
+            raise ValueError(
+                f'"{before[3].leaf.path}" and "{source.leaf.path}" share a part of their memory, and a tree\'s leaves do not: '
+                "copy one of them, or leave copy=False out"
+            )
+        source.place = None
+        if not layouts.is_gapless(source.layout):
+            source.layout = _gapless(source.layout)
 
 
 def _copy(sources: list[Source], frozen: Any) -> None:

@@ -20,7 +20,7 @@ from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import FixedLease, lease_again
 from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
-from cableway.errors import Error, NameNotFound
+from cableway.errors import BrokerLost, Error, NameNotFound
 
 __all__ = [
     "Described",
@@ -184,7 +184,7 @@ class Swapping:
             stream: as `unmap` has it.
 
         Returns:
-            whether another version is mapped now. False: there is no later one, and the tree is mapped as it was.
+            whether another version is mapped now. False: there is no later one; a tree that was unmapped is mapped again.
 
         Raises:
             LayoutChanged: the new version has other paths, dtypes, shapes or places. Get it as a tree of its own.
@@ -197,7 +197,12 @@ class Swapping:
         the message says so.
         """
         with self._changing() as mount:
-            check(lib.cw_client_check(client.current().pointer))
+            connection = client.current()
+            check(lib.cw_client_check(connection.pointer))
+            if connection.instance != self._run:
+                raise BrokerLost("the broker that had this tree has ended: get the tree anew")
+            if lib.cw_mount_state(mount) == lib.CW_MOUNT_PARKED:
+                raise ValueError("the tree is parked: unpark it first")
             found = self._later(timeout) if version is None else checked(version)
             if found is None or found == self._described.info.version:
                 if lib.cw_mount_state(mount) == lib.CW_MOUNT_UNMAPPED:

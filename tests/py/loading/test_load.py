@@ -4,6 +4,7 @@ the files that it was loaded from.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import struct
@@ -17,7 +18,10 @@ from conftest import Script, stop_broker
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from tree_support import current_bytes
 from tree_files import DTYPES, sharded, weights, written
+
+from waiting import eventually
 
 import cableway as cw
 from cableway._core import words
@@ -367,3 +371,32 @@ def test_any_metadata_come_back(
         assert {name: tree.meta[name] for name in meta} == meta
         assert set(tree.meta) == {"source", "metadata", *meta}
     cw.remove("m")
+
+
+class Raising:
+    """The library, whose load has come to its end when a signal's handler raises."""
+
+    def __init__(self, lib: Any) -> None:
+        self._lib = lib
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def cw_load_wait(self, *given: Any) -> int:
+        assert self._lib.cw_load_wait(*given) == 0
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_behind_the_end_of_a_load_leaves_nothing(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cableway._load import trees
+
+    before = current_bytes()
+    monkeypatch.setattr(trees, "lib", Raising(trees.lib))
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            cw.load("interrupted", file)
+    monkeypatch.undo()
+    gc.collect()
+    assert eventually(lambda: "interrupted" not in cw.names() and current_bytes() <= before)

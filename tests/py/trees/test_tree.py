@@ -410,3 +410,37 @@ def test_a_closed_tree_says_so_and_its_arrays_live() -> None:
     with pytest.raises(ValueError, match="closed"):
         tree["norm.bias"]
     assert bias.numpy().sum() == 10
+
+
+def test_a_tied_tree_is_built_on() -> None:
+    tied = np.ones((1000, 64), "f4")
+    base = cw.put("base", {"embed": tied, "head": tied})
+    more = cw.put("more", {**base, "adapter": np.zeros(10)})
+    assert more.ties() == {"head": "embed"} and more["head"].numpy().sum() == 64000
+    twice = cw.put("twice", {"x": base, "y": base})
+    assert twice.ties() == {"x.head": "x.embed", "y.embed": "x.embed", "y.head": "x.embed"}
+    assert cw.put("again", dict(base)).ties() == {"head": "embed"}
+
+
+def test_leaves_that_share_a_part_of_their_memory_are_parted() -> None:
+    rows = np.arange(6000, dtype="f4").reshape(100, 60)
+    base = cw.put("base", {"w": rows})
+    tree = cw.put("m", {"x": base["w"][:3], "y": base["w"][2:4], "all": base["w"], "t": base["w"].numpy().T})
+    for path, wanted in (("x", rows[:3]), ("y", rows[2:4]), ("all", rows), ("t", rows.T)):
+        assert np.array_equal(tree[path].numpy(), wanted)
+    assert tree.verify() == 4
+    shared = cw.zeros((100, 60))
+    with pytest.raises(ValueError, match="share a part of their memory"):
+        cw.put("n", {"a": shared, "b": shared[:10]}, copy=False)
+    assert cw.put("n", {"a": shared, "b": shared}, copy=False).ties() == {"b": "a"}
+
+
+def test_a_tree_is_got_on_the_device_where_it_lies() -> None:
+    cw.put("m", state())
+    assert len(cw.get("m", device="cpu")) == len(state())
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_metadata_are_json(number: float) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        cw.put("m", state(), meta={"x": number})

@@ -142,3 +142,21 @@ def test_a_worker_that_is_killed_at_its_start_says_nothing_of_main(tmp_path: Pat
     )
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "__name__" not in last and "SIGKILL" in last, done.stderr
+
+
+def test_a_module_that_was_not_imported_is_named_with_its_import(script: Script):
+    done = script(
+        """
+        import cableway as cw
+
+        for name in ("cupy", "joblib", "numba", "safetensors", "torch"):
+            try:
+                getattr(cw, name)
+            except AttributeError as error:
+                print(str(error).endswith(f"`import cableway.{name}`"))
+        from cableway import safetensors
+        import cableway.joblib
+        print(cw.safetensors is safetensors, cw.joblib.__name__, hasattr(cw, "torch"), hasattr(cw, "nothing"))
+        """
+    )
+    assert done.stdout.split() == ["True"] * 6 + ["cableway.joblib", "False", "False"], done.stderr

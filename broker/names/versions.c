@@ -106,7 +106,8 @@ int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes
         memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0)
         return cw_fail(
             -ENOENT,
-            "version %llu is gone, since no process has it open, or it belongs to another name",
+            "version %llu is gone, since no process has it open (or the number is another name's): "
+            "get the newest, without a version",
             (unsigned long long)head.version);
     *out = version->put;
     return 0;

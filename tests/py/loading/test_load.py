@@ -106,7 +106,7 @@ def broken_index(folder: Path, what: str) -> None:
 
 INDEXES = {
     "a shard is missing": (OSError, "s-1.safetensors"),
-    "a tensor is missing": (cw.Error, '"none" is not in s-0.safetensors'),
+    "a tensor is missing": (cw.Error, '1 are not in its files, the first: "none" is not in s-0.safetensors: fetch'),
     "another file": (cw.Error, '"bias" is not in s-'),
     "out of the folder": (cw.Error, "in its folder"),
     "no names": (cw.Error, "no weight_map"),
@@ -170,7 +170,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no .safetensors files"):
         cw.load("m", tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="is no file"):
+    with pytest.raises(ValueError, match="is neither a file nor a folder"):
         cw.load("m", tmp_path / "pipe")
     with pytest.raises(ValueError):
         cw.load("m", "")

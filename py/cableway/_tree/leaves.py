@@ -91,7 +91,9 @@ def flatten(value: Any) -> list[Leaf]:
 
 def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
     if depth > _DEPTH_MAX:
-        raise ValueError(f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it')
+        raise ValueError(
+            f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it'
+        )
     if modules.is_module(value):
         for name, array, kind, flags in modules.arrays_of(value):
             yield Leaf(_join(path, name), array, kind, flags)

@@ -212,8 +212,8 @@ def refused(name, devices):
         return str(error)
     raise SystemExit(f"{name}, {devices} were taken")
 written("m.safetensors", mebibytes=1)
-assert 'has "cuda:0" twice: give each GPU' in refused("m", [0, 0])
-assert 'has "cpu": give each GPU' in refused("m", ["cuda:0", "cpu"])
+assert 'has "cuda:0" twice: give GPUs' in refused("m", [0, 0])
+assert 'has "cpu": give GPUs' in refused("m", ["cuda:0", "cpu"])
 said = refused("n" * 194, ["cuda:0"])
 assert "201 bytes" in said and "at most 200" in said, said
 cw.load("n" * 193, "m.safetensors", device=["cuda:0"])

@@ -396,7 +396,7 @@ static int make_targets(cw_load *load, const char *name, const char *const *devi
         const struct cw_backend *backend;
         char device[32], own[CW_NAME_MAX + sizeof device];
         int ordinal;
-        code = devices[i] ? cw_backend_find(devices[i], &backend, &ordinal) : cw_needs("each device");
+        code = devices[i] ? cw_backend_find(devices[i], &backend, &ordinal) : cw_needs("a device");
         if (code)
             return code;
         if (backend->device_kind != CW_DEVICE_CUDA || seen >> ordinal & 1)
@@ -407,7 +407,7 @@ static int make_targets(cw_load *load, const char *name, const char *const *devi
         int length = snprintf(own, sizeof own, "%s/%s", name, device);
         if (length > CW_NAME_MAX)
             return cw_fail(-EINVAL,
-                           "with \"/%s\" the name has %d bytes, at most %d: choose a shorter name",
+                           "with \"/%s\" the name has %d bytes, %d are possible: shorten the name",
                            device, length, CW_NAME_MAX);
         code = cw_target_init(&load->targets[i], load->client, own, device);
     }

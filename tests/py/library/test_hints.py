@@ -160,3 +160,11 @@ def test_a_module_that_was_not_imported_is_named_with_its_import(script: Script)
         """
     )
     assert done.stdout.split() == ["True"] * 6 + ["cableway.joblib", "False", "False"], done.stderr
+
+
+def test_refusals_say_what_to_do_about_names_and_read_only_arrays():
+    with pytest.raises(cw.NameNotFound, match=r"at the broker .*`cableway ls --all` lists all"):
+        cw.get("nowhere")
+    cw.put("hints", [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"opened read-only.*open it without readonly.*or write"):
+        cw.copy([(cw.get("hints", readonly=True), cw.zeros(2))])

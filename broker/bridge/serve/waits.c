@@ -61,8 +61,8 @@ static int check_count(const struct cwb_link *link) {
                        count, CWB_WAITS_MAX);
     if (bridge->wait_count >= CWB_WAITS_ALL_MAX && count >= CWB_WAITS_OWN)
         return cw_fail(-EDQUOT,
-                       "%u waits for names are open here (at most %u in all, of which %u are kept "
-                       "for each node): end some of this node's %u",
+                       "%u waits for names are open here (at most %u in all, CWB_WAITS_ALL_MAX, "
+                       "and %u are kept for each node): end some of this node's %u",
                        bridge->wait_count, CWB_WAITS_ALL_MAX, CWB_WAITS_OWN, count);
     return 0;
 }

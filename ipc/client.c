@@ -267,7 +267,9 @@ static int begin_session(cw_client *client, const struct cw_hello_reply *reply,
         goto close_directory;
     if (client->root_segment.size_bytes < sizeof(struct cw_root) ||
         client->session_segment.size_bytes < CW_SESSION_BYTES || reply->instance == 0) {
-        code = cw_fail(-EPROTO, "the broker's segments are smaller than this version's");
+        code =
+            cw_fail(-EPROTO, "the broker's segments are smaller than this version's: end that "
+                             "broker (`cableway stop`), or use one release of cableway for both");
         goto close_directory;
     }
     cw_segment_close_fd(&client->root_segment);
@@ -310,7 +312,9 @@ static int say_hello(cw_client *client) {
         return code;
     if (reply.version != CW_PROTOCOL_VERSION) {
         cw_fds_close(&received);
-        return cw_fail(-EPROTO, "the broker speaks version %u, this library version %u",
+        return cw_fail(-EPROTO,
+                       "the broker speaks version %u, this library version %u: end that broker "
+                       "(`cableway stop`), or use one release of cableway for both",
                        reply.version, CW_PROTOCOL_VERSION);
     }
     return begin_session(client, &reply, &received);

@@ -63,7 +63,9 @@ static int take_lock(struct cwd_broker *b) {
     }
     if (line.pid)
         return runs_already(b, &line);
-    return cw_fail(-EEXIST, "a broker holds %.200s already, and does not listen",
+    return cw_fail(-EEXIST,
+                   "a broker holds %.200s and does not listen: it begins, ends, or hangs; try "
+                   "again, and if it stays so, end that cablewayd",
                    b->address.lock_path);
 }
 
@@ -122,7 +124,9 @@ int cwd_rendezvous_listen(struct cwd_broker *b) {
                        b->address.socket_path, strerror(result < 0 ? error : errno));
     if (fstatat(b->folder_fd, b->address.socket_name, &status, AT_SYMLINK_NOFOLLOW) < 0 ||
         !S_ISSOCK(status.st_mode))
-        return cw_fail(-EPERM, "the socket %.200s is not where it was made",
+        return cw_fail(-EPERM,
+                       "the socket %.200s is not where it was made: another program "
+                       "changed the folder; start the broker again",
                        b->address.socket_path);
     return write_line(b);
 }

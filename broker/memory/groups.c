@@ -93,7 +93,7 @@ static int members_room(struct cwd_broker *b, struct cwd_group *group, uint32_t 
     if (b->grouped + count > CW_GROUPED_MAX)
         return cw_fail(-EDQUOT,
                        "%u more parts of trees were asked for, there are %u of the %u that a "
-                       "broker holds (CW_GROUPED_MAX): let trees go that nobody needs",
+                       "broker holds (CW_GROUPED_MAX): remove trees (`cableway rm`)",
                        count, b->grouped, CW_GROUPED_MAX);
     if (wanted <= group->room)
         return 0;
@@ -134,9 +134,9 @@ int cwd_group(struct cwd_broker *b, const void *body, uint32_t body_bytes) {
     bool made = !group;
     if (made && b->grouped >= CW_GROUPED_MAX)
         return cw_fail(-EDQUOT,
-                       "one more tree was asked for, there are %u indexes and parts, and "
-                       "no more are possible (CW_GROUPED_MAX)",
-                       b->grouped);
+                       "one more tree was asked for, there are %u of the %u indexes and parts of "
+                       "trees that a broker holds (CW_GROUPED_MAX): remove trees (`cableway rm`)",
+                       b->grouped, CW_GROUPED_MAX);
     if (made && !(group = group_make(b, &head.anchor)))
         return cwd_no_memory("a tree");
     uint32_t before = group->count;

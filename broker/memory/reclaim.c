@@ -24,13 +24,17 @@
 #include "broker/memory/transit.h"
 #include "shm/blocks/block.h"
 
+/*
+ * A turn is one round of the broker's loop. Labels such as B13 and L2 are rows of
+ * docs/MEMORY-MODEL.md.
+ */
 #define SUSPECTS_MAX       65536u   /* above that they are checked at once */
 #define PAUSE_FACTOR       4        /* pause after a scan: so many times its duration */
 #define PAUSE_MAX_NS       20000000 /* a death is dealt with within 100 ms */
-#define RING_TIMEOUT_NS    40000000 /* with a client that stops reading its replies, */
-#define RING_TIMEOUT_TURNS 4        /* and at least so many turns */
-#define MISSED_MAX         4 /* turns in which there was nothing to look at yet; then rarely: */
-#define MISSED_NS          2000000
+#define RING_TIMEOUT_NS    40000000 /* the wait for a client that reads no replies, */
+#define RING_TIMEOUT_TURNS 4        /* but so many turns at least */
+#define MISSED_MAX         4        /* runs in a row for which all suspects were too young */
+#define MISSED_NS          2000000  /* after more of them, the pause before a run */
 #define NO_MEMORY_NS       10000000 /* until the next try */
 
 /* Puts a suspect off until the next run. There is room, since it leaves this run's list. */

@@ -46,9 +46,9 @@ struct cwd_reclaim {
     struct cwd_hold *waiting; /* list of those that wait */
     struct cwd_suspect *suspects;
     uint32_t count, room;
-    struct cwd_hold_key *begun; /* of which blocks transits begin that were not read yet */
+    struct cwd_hold_key *begun; /* in a run: blocks whose transit's BEGIN is unread in a ring */
     uint32_t begun_count, begun_room;
-    uint32_t crowded;          /* so many are looked at at once */
+    uint32_t crowded;          /* with so many suspects a run does not wait for its time */
     uint32_t missed;           /* looks in a row that found all of them too young */
     int64_t since_ns;          /* the oldest was marked then, or later */
     uint64_t since_turn;       /* the same, in turns of the loop */

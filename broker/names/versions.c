@@ -103,11 +103,15 @@ int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes
         return -EBADMSG;
     HASH_FIND(hh, b->versions, &head.version, sizeof head.version, version);
     if (!version || version == b->version_floor || version->key_bytes != head.key.key_bytes ||
-        memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0)
-        return cw_fail(
-            -ENOENT,
-            "version %llu is gone, since no process has it open, or it belongs to another name",
-            (unsigned long long)head.version);
+        memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0) {
+        const char *key = (const char *)body + sizeof head;
+        size_t space = strnlen(key, head.key.key_bytes); /* before the name, and its end */
+        size_t at = space < head.key.key_bytes ? space + 1 : space;
+        return cw_fail(-ENOENT,
+                       "version %llu of \"%.*s\" is gone, since no process has it open (or the "
+                       "number is another name's): get the newest, without a version",
+                       (unsigned long long)head.version, (int)(head.key.key_bytes - at), key + at);
+    }
     *out = version->put;
     return 0;
 }

@@ -171,7 +171,8 @@ int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_
     if (code)
         return code == -ESTALE ? cw_fail(code,
                                          "the array (slab %u, block %u) is gone: its last "
-                                         "holder closed it",
+                                         "holder closed it. Keep it open, or give it a name, "
+                                         "until the receiver has opened it; then send it again",
                                          slab_id, block)
                                : code;
     if (flags & CW_CURRENT && cw_block_outdated(&slab->table->blocks[block], gen)) {

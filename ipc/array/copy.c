@@ -26,7 +26,8 @@ static int check_range(const cw_array *array, uint64_t offset_bytes, uint64_t si
 static int check_target(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes) {
     int code = check_range(array, offset_bytes, size_bytes);
     if (code == 0 && array->readonly)
-        return cw_fail(-EINVAL, "the array is mapped read-only");
+        return cw_fail(-EINVAL, "the array was opened read-only, so it cannot be written: open it "
+                                "without readonly (CW_READONLY), or write to a copy");
     return code;
 }
 

@@ -98,7 +98,9 @@ static int check_pairs(const cw_pair *pairs, uint64_t count, struct range *range
         if (code == 0)
             code = check_end(pair->source, client, pair->source_bytes, pair->size_bytes, i);
         if (code == 0 && pair->target->readonly)
-            code = cw_fail(-EINVAL, "pair %llu: the target is mapped read-only",
+            code = cw_fail(-EINVAL,
+                           "pair %llu: the target was opened read-only, so it cannot be written: "
+                           "open it without readonly (CW_READONLY), or write to a copy",
                            (unsigned long long)i);
         if (code)
             return code;

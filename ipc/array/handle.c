@@ -156,9 +156,8 @@ static int check_handle(cw_client *client, const cw_handle *handle) {
     if (code)
         return code;
     if (handle->instance != client->instance)
-        return cw_fail(
-            -ESTALE, "the handle was made at another run of the broker (%016llx, ours is %016llx)",
-            (unsigned long long)handle->instance, (unsigned long long)client->instance);
+        return cw_fail(-ESTALE, "the handle is of a broker that has ended, or of another one than "
+                                "this process uses: put the array again and send a new handle");
     return 0;
 }
 

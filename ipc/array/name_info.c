@@ -92,9 +92,11 @@ static int stat_there(cw_client *client, const char *name, const struct cw_name_
 }
 
 int cw_no_such_name(cw_client *client, const char *name) {
-    return cw_fail(-ENOENT, "no array has the name \"%s\"%s%s%s", name,
-                   *client->name_space ? " in the namespace \"" : "", client->name_space,
-                   *client->name_space ? "\"" : "");
+    return cw_fail(-ENOENT,
+                   "no array has the name \"%s\"%s%s%s at the broker %.120s: `cableway ls --all` "
+                   "lists all names; a get with a timeout waits for one",
+                   name, *client->name_space ? " in the namespace \"" : "", client->name_space,
+                   *client->name_space ? "\"" : "", client->address);
 }
 
 int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {

@@ -19,7 +19,7 @@ static int ordinal_of(const char *device, int *ordinal) {
     const struct cw_backend *backend;
     int code = cw_backend_find(device, &backend, ordinal);
     if (code == 0 && backend->device_kind != CW_DEVICE_CUDA)
-        code = cw_fail(-EINVAL, "%s is no GPU", device);
+        code = cw_fail(-EINVAL, "sms= needs a GPU (\"cuda:N\"); %s is none", device);
     return code;
 }
 

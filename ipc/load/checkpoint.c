@@ -52,7 +52,9 @@ static int read_at(const struct cw_checkpoint_file *file, void *to, uint64_t siz
         if (count < 0)
             return cw_fail(-errno, "reading %.300s failed: %m", file->path);
         if (count == 0)
-            return cw_fail(-EPROTO, "%.300s is no .safetensors file, or was cut off", file->path);
+            return cw_fail(-EPROTO,
+                           "%.300s is no .safetensors file, or was cut off: fetch it again",
+                           file->path);
         done += (uint64_t)count;
     }
     return 0;
@@ -67,8 +69,8 @@ static int read_header(struct cw_checkpoint_file *file) {
     if (code)
         return code;
     if (size_bytes < sizeof length || header_bytes > size_bytes - sizeof length)
-        return cw_fail(-EPROTO, "%.300s was cut off in its header of %llu bytes", file->path,
-                       (unsigned long long)header_bytes);
+        return cw_fail(-EPROTO, "%.300s was cut off in its header of %llu bytes: fetch it again",
+                       file->path, (unsigned long long)header_bytes);
     char *header = malloc(header_bytes);
     if (!header)
         return no_memory(file->path);
@@ -115,7 +117,7 @@ static int open_file(const char *path, struct cw_checkpoint_file *file) {
         return cw_fail(-errno, "finding %.300s failed: %m", path);
     int code = look_at(file);
     if (code == 0 && !S_ISREG(file->status.st_mode))
-        code = cw_fail(-EINVAL, "%.300s is no file", path);
+        code = cw_fail(-EINVAL, "%.300s is neither a file nor a folder", path);
     return code ? code : read_header(file);
 }
 
@@ -154,17 +156,20 @@ static int by_name(const void *a, const void *b) {
 /* The first tensor that an index names and no file has; sorted: those that are there. */
 static int missing(const struct cw_checkpoint *c, const struct cw_folder *folder,
                    const cw_tensor *const *sorted) {
-    const char *name = "", *file = "";
+    const char *name = "", *file = "", *first = "", *its_file = "";
+    uint32_t lacking = 0;
     for (uint32_t i = 0; i < cw_folder_tensors(folder); i++) {
         cw_folder_tensor(folder, i, &name, &file);
         const cw_tensor wanted = {.name = name}, *key = &wanted;
-        if (!bsearch(&key, sorted, c->tensor_count, sizeof(void *), by_name))
-            break;
+        if (bsearch(&key, sorted, c->tensor_count, sizeof(void *), by_name) || lacking++)
+            continue;
+        first = name;
+        its_file = file;
     }
     return cw_fail(-EPROTO,
-                   "%.200s names %u tensors, of which %u are in the files that it names: "
-                   "\"%.100s\" is not in %.100s",
-                   c->path, cw_folder_tensors(folder), c->tensor_count, name, file);
+                   "%.150s names %u tensors; %u are not in its files, the first: \"%.100s\" is not "
+                   "in %.100s: fetch the files again",
+                   c->path, cw_folder_tensors(folder), lacking, first, its_file);
 }
 
 /* No name in two files; and each that the index has is there. */
@@ -229,7 +234,10 @@ static int open_files(struct cw_checkpoint *c, const struct cw_folder *folder) {
             tensors += cw_safetensors_count(c->files[i].header);
     }
     if (code == 0 && tensors > CW_LEAVES_MAX)
-        code = cw_fail(-ENOTSUP, "%.300s has more than %u tensors", c->path, CW_LEAVES_MAX);
+        code = cw_fail(-ENOTSUP,
+                       "%.300s has %llu tensors, %u are possible: load some of its files under "
+                       "another name",
+                       c->path, (unsigned long long)tensors, CW_LEAVES_MAX);
     if (code == 0 && !(c->tensors = calloc(tensors + 1, sizeof *c->tensors)))
         code = no_memory(c->path);
     for (uint32_t i = 0; i < count && code == 0; i++)

@@ -45,7 +45,9 @@ static bool ends(const char *name, const char *end) {
 
 static int add_path(struct cw_folder *f, const char *folder, const char *name) {
     if (f->count == FILES_MAX)
-        return cw_fail(-ENOTSUP, "%.300s has more than %u files", folder, FILES_MAX);
+        return cw_fail(-ENOTSUP,
+                       "%.300s has more than %u files: load parts of it under several names",
+                       folder, FILES_MAX);
     if (f->count == f->room) {
         uint32_t room = f->room ? 2 * f->room : 16;
         char **paths = realloc(f->paths, room * sizeof *paths);

@@ -396,17 +396,19 @@ static int make_targets(cw_load *load, const char *name, const char *const *devi
         const struct cw_backend *backend;
         char device[32], own[CW_NAME_MAX + sizeof device];
         int ordinal;
-        code = devices[i] ? cw_backend_find(devices[i], &backend, &ordinal)
-                          : cw_needs("a name for each device");
+        code = devices[i] ? cw_backend_find(devices[i], &backend, &ordinal) : cw_needs("a device");
         if (code)
             return code;
         if (backend->device_kind != CW_DEVICE_CUDA || seen >> ordinal & 1)
-            return cw_fail(-EINVAL, "%.20s: a list of devices names GPUs, each once", devices[i]);
+            return cw_fail(-EINVAL, "the list has \"%.20s\"%s: give GPUs (\"cuda:N\"), each once",
+                           devices[i], backend->device_kind == CW_DEVICE_CUDA ? " twice" : "");
         seen |= 1ull << ordinal;
         snprintf(device, sizeof device, "cuda:%d", ordinal);
-        if (snprintf(own, sizeof own, "%s/%s", name, device) >= (int)sizeof own)
-            return cw_fail(-EINVAL, "a name has at most %d bytes, with the device in it",
-                           CW_NAME_MAX);
+        int length = snprintf(own, sizeof own, "%s/%s", name, device);
+        if (length > CW_NAME_MAX)
+            return cw_fail(-EINVAL,
+                           "with \"/%s\" the name has %d bytes, %d are possible: shorten the name",
+                           device, length, CW_NAME_MAX);
         code = cw_target_init(&load->targets[i], load->client, own, device);
     }
     for (uint32_t i = 0; i < load->count; i++)
@@ -459,7 +461,7 @@ int cw_load_begin_all(cw_client *client, const char *name, const char *path,
     if (!client || !path || !devices || !out)
         return cw_needs("a client, a path, devices and a place for the load");
     if (count == 0 || count > CW_RING_GPUS_MAX)
-        return cw_fail(-EINVAL, "a list of devices names 1 to %u GPUs", CW_RING_GPUS_MAX);
+        return cw_fail(-EINVAL, "%u devices given, 1 to %u possible", count, CW_RING_GPUS_MAX);
     return begin(client, name, path, devices, count, true, flags, out);
 }
 

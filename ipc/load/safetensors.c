@@ -61,7 +61,8 @@ struct reading {
 };
 
 static int damaged(const struct reading *r, const char *what) {
-    return cw_fail(-EPROTO, "%.200s is damaged: its header %s", r->path, what);
+    return cw_fail(-EPROTO, "%.200s is damaged: its header %s: fetch the file again", r->path,
+                   what);
 }
 
 /* What the JSON says is wrong. */
@@ -152,7 +153,9 @@ static int read_dtype(struct reading *r, struct entry *entry) {
     entry->row = strlen(text.text) == text.length ? cw_dtype_of_safetensors(text.text) : NULL;
     return entry->row
                ? 0
-               : cw_fail(-ENOTSUP, "\"%.100s\" in %.200s has the dtype %.40s, which cableway lacks",
+               : cw_fail(-ENOTSUP,
+                         "\"%.100s\" in %.200s has the dtype %.40s, which cableway lacks: convert "
+                         "it, or read it with the package safetensors",
                          entry->name, r->path, text.text);
 }
 
@@ -163,7 +166,8 @@ static int halve(const struct reading *r, const struct entry *entry, int64_t *sh
     if (!entry->ndim || shape[entry->ndim - 1] % entry->row->dlpack_lanes)
         return cw_fail(-ENOTSUP,
                        "the last axis of \"%.100s\" in %.200s has an odd number of elements of 4 "
-                       "bits: two of them are one byte here",
+                       "bits, and two of them are one byte here: convert it, or read it with the "
+                       "package safetensors",
                        entry->name, r->path);
     shape[entry->ndim - 1] /= entry->row->dlpack_lanes;
     return 0;
@@ -184,7 +188,7 @@ static int check_size(const struct reading *r, const struct entry *entry) {
     if (entry->end < entry->begin || entry->end - entry->begin != (empty ? 0 : (uint64_t)size))
         return cw_fail(-EPROTO,
                        "%.200s is damaged: the data_offsets of \"%.100s\" are not those of its "
-                       "dtype and shape",
+                       "dtype and shape: fetch the file again",
                        r->path, entry->name);
     return 0;
 }
@@ -214,7 +218,8 @@ static int read_tensor(struct reading *r, const char *name) {
         return code;
     uint64_t room = file->room;
     if (file->count == CW_LEAVES_MAX)
-        return cw_fail(-ENOTSUP, "%.200s has more than %u tensors", r->path, CW_LEAVES_MAX);
+        return cw_fail(-ENOTSUP, "%.200s has more than %u tensors: split it into several files",
+                       r->path, CW_LEAVES_MAX);
     struct entry *entries = grown(file->entries, file->count, &room, sizeof entry);
     if (!entries)
         return no_memory(r);
@@ -298,7 +303,8 @@ static int check_data(const struct reading *r, uint64_t data_bytes) {
     for (uint32_t i = 0; i < file->count; i++) {
         const struct entry *entry = &file->entries[i];
         if (entry->begin != end)
-            return cw_fail(-EPROTO, "%.200s is damaged: \"%.100s\" %s", r->path, entry->name,
+            return cw_fail(-EPROTO, "%.200s is damaged: \"%.100s\" %s: fetch the file again",
+                           r->path, entry->name,
                            entry->begin < end ? "overlaps another tensor"
                                               : "begins behind a hole in the data");
         end = entry->end;
@@ -306,9 +312,12 @@ static int check_data(const struct reading *r, uint64_t data_bytes) {
     if (data_bytes == UINT64_MAX || end == data_bytes)
         return 0;
     if (end < data_bytes)
-        return cw_fail(-EPROTO, "%.200s is damaged: it goes on behind its data", r->path);
+        return cw_fail(-EPROTO,
+                       "%.200s is damaged: it goes on behind its data: fetch the file again",
+                       r->path);
     return cw_fail(-EPROTO,
-                   "%.200s was cut off: its header promises %llu bytes of data, it has %llu",
+                   "%.200s was cut off: its header promises %llu bytes of data, it has %llu: fetch "
+                   "the file again",
                    r->path, (unsigned long long)end, (unsigned long long)data_bytes);
 }
 

@@ -4,8 +4,8 @@
  *
  * Preconditions of all functions: the caller has checked sizes and offsets against the slab; fds
  * are valid and stay the caller's unless the comment says otherwise. Calls may come from any
- * thread, and block for as long as the device takes. Each returns 0 or a negative errno with a
- * detail text.
+ * thread, and block for as long as the device takes. Those that return int return 0 or a negative
+ * errno with a detail text; those that return nothing cannot fail.
  */
 #ifndef CW_IPC_MEMORY_BACKEND_H
 #define CW_IPC_MEMORY_BACKEND_H
@@ -19,7 +19,11 @@
 
 #define CW_LARGE_SLAB_BLOCKS 64u /* large_blocks of the host */
 
-enum cw_imported { CW_IMPORT_OWN = 1, CW_IMPORT_OPENED = 2 };
+/* GPU memory that another library allocated (ipc/cuda/import.c): */
+enum cw_imported {
+    CW_IMPORT_OWN = 1,    /* by this process: used at the address where it is */
+    CW_IMPORT_OPENED = 2, /* by another process: opened here by CUDA IPC */
+};
 
 struct cw_mapping { /* one slab's data in this process */
     void *base;     /* host address or device pointer */
@@ -77,8 +81,8 @@ struct cw_backend {
     int (*fixed_hold)(int device, int fd, uint64_t size_bytes, uint32_t slab_flags,
                       uint64_t *memory);
     void (*fixed_drop)(uint64_t memory);
-    /* Maps memory read-only, in place of what is there. Where it fails, mapping->empty says
-     * whether that is there still. */
+    /* Maps memory read-only, in place of what is there. If it fails: mapping->empty is false while
+     * the old memory is still there, true if nothing is. */
     int (*fixed_map)(struct cw_mapping *mapping, uint64_t memory);
     /* Takes away what is there; the addresses stay reserved. */
     int (*fixed_unmap)(struct cw_mapping *mapping);

@@ -206,8 +206,12 @@ static int request_slab(cw_client *client, uint32_t id, struct cw_slab_info *inf
     int code = cw_socket_call_apart(client, &client->lock, CW_OP_SLAB_OPEN, &request,
                                     sizeof request, NULL, info, sizeof *info, fds);
     if (code)
-        return code == -ENOENT ? cw_fail(-ESTALE, "the array's memory (slab %u) is gone", id)
-                               : code;
+        return code == -ENOENT
+                   ? cw_fail(-ESTALE,
+                             "the array's memory (slab %u) is gone: keep the array open, or give "
+                             "it a name, until the receiver has opened it; then send it again",
+                             id)
+                   : code;
     code = check_info(info, id);
     if (code)
         cw_fds_close(fds);

@@ -108,7 +108,10 @@ static int collect(const cw_use *given, uint32_t count, cw_use *uses, uint32_t *
             return cw_fail(-EINVAL, "arrays of one piece of work belong to one client; those of "
                                     "two were given");
         if (given[i].writing && array->readonly)
-            return cw_fail(-EINVAL, "the array is mapped read-only (number %u)", i);
+            return cw_fail(-EINVAL,
+                           "the array was opened read-only (number %u), so it cannot be written: "
+                           "open it without readonly (CW_READONLY), or write to a copy",
+                           i);
         if (array->slab->device_kind == CW_DEVICE_CUDA)
             uses[(*kept)++] = (cw_use){.array = array,
                                        .writing = given[i].writing != 0,

@@ -53,8 +53,8 @@ static int judge_turn(const struct waiter *w, cw_stamp turn) {
                        holder->stream->handle);
     if (holder)
         return TURN_TAKEN;
-    /* The highest value: it may have died behind its last submit, its work complete, and what that
-     * had waited for untold. */
+    /* The process may have died after its work was complete, but before it noted what that work
+     * waited for; so ask for the highest value. */
     int state = cw_stamp_look(w->client, w->fences,
                               cw_stamp_make(cw_stamp_fence(turn), CW_STAMP_VALUE_MAX));
     return state == -EOWNERDEAD ? TURN_DEAD : state < 0 ? state : TURN_TAKEN;

@@ -53,7 +53,8 @@ static bool past_limit(void) {
 }
 
 static int too_late(void) {
-    return cw_fail(-ETIMEDOUT, "the broker did not answer in time: it is stopped, or hangs");
+    return cw_fail(-ETIMEDOUT, "the broker did not answer in time: it is stopped, or hangs; "
+                               "`cableway status` tells which, `cableway stop --force` ends it");
 }
 
 bool cw_interruptible_over(struct cw_interruptible *wait, bool came) {
@@ -120,7 +121,7 @@ static int wait_ready(cw_client *client, short events, struct cw_interruptible *
         if (client->sock_until_ns > 0 && cw_now_ns() >= client->sock_until_ns)
             return cw_fail(-ECONNRESET,
                            "a broker listens, but does not answer: it is stopped or "
-                           "hangs; cableway status tells, cableway stop --force ends it");
+                           "hangs; `cableway status` tells which, `cableway stop --force` ends it");
     }
 }
 

@@ -152,13 +152,14 @@ static int check_put(cw_queue *queue, const void *data, uint64_t size_bytes,
         return cw_fail(-EINVAL, "a queue and what to put are needed, NULL was given");
     if (size_bytes > DATA_MAX || count > HANDLES_MAX)
         return cw_fail(-EMSGSIZE,
-                       "an item has at most %u bytes and %u handles, %llu and %u were given",
+                       "an item has at most %u bytes and %u handles, %llu and %u were given: send "
+                       "several items",
                        DATA_MAX, HANDLES_MAX, (unsigned long long)size_bytes, count);
     uint64_t limit = queue->head->core.max_bytes;
     if (__builtin_add_overflow(size_bytes, extra_bytes, &charge) || (limit && charge > limit))
         return cw_fail(-EMSGSIZE,
-                       "an item that is charged %llu and %llu bytes can never fit a queue of at "
-                       "most %llu",
+                       "the item has %llu bytes and its arrays %llu, which can never fit: the "
+                       "queue's maxbytes is %llu: raise it, or send the item in parts",
                        (unsigned long long)size_bytes, (unsigned long long)extra_bytes,
                        limit ? (unsigned long long)limit : UINT64_MAX);
     for (uint32_t i = 0; i < count; i++) {

@@ -281,6 +281,17 @@ static int check_layout(const cw_mount *mount, const cw_tree *tree) {
     return 0;
 }
 
+/* Begins the sentence of what is wrong with a part by the first leaf that lies in it. */
+static int say_leaf(const cw_tree *tree, uint32_t part, int code) {
+    char sentence[CW_DETAIL_MAX];
+    cw_leaf leaf = {.path = ""};
+    snprintf(sentence, sizeof sentence, "%s", cw_detail());
+    for (uint32_t i = 0; i < tree->index.head->leaves; i++)
+        if (cw_tree_leaf(tree, i, &leaf) == 0 && leaf.part == part && leaf.size_bytes)
+            return cw_fail(code, "leaf \"%.100s\": %.400s", leaf.path, sentence);
+    return code;
+}
+
 /* Of each part what follows: a lease on the tree's, and its memory. */
 static int prepare(cw_mount *mount, const cw_tree *tree) {
     int code = check_layout(mount, tree);
@@ -289,6 +300,8 @@ static int prepare(cw_mount *mount, const cw_tree *tree) {
                                &mount->next[i].held);
         if (code == 0)
             code = cw_fixed_prepare(mount->parts[i], &mount->next[i]);
+        if (code == -EBADE)
+            code = say_leaf(tree, i, code);
     }
     return code;
 }

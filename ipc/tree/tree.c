@@ -360,7 +360,10 @@ int cw_tree_find(const cw_tree *tree, const char *path, uint32_t *number) {
     if (!tree || !path || !number)
         return cw_needs("a tree, a path and a place for the number");
     int code = cw_index_find(&tree->index, path, number);
-    return code ? cw_fail(code, "the tree has no leaf \"%.300s\"", path) : 0;
+    return code ? cw_fail(code,
+                          "the tree has no leaf \"%.300s\": its list of leaves gives the paths",
+                          path)
+                : 0;
 }
 
 /* Does the slab of a part lie where the index says? */

@@ -107,8 +107,15 @@ _LATER = {
     "SimpleQueue": "cableway.queue",
 }
 
+# Modules that nothing imports by itself, since each needs another package or is named like one.
+_MODULES = frozenset({"cupy", "joblib", "numba", "safetensors", "torch"})
+
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        raise AttributeError(
+            f"module 'cableway' has no attribute {name!r}; it is a module of its own: `import cableway.{name}`"
+        )
     if name not in _LATER:
         raise AttributeError(f"module 'cableway' has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)

@@ -117,12 +117,14 @@ class Executor(futures.Executor):
         elif max_workers is None:
             max_workers = usable_cpus()
         if max_workers <= 0:
-            raise ValueError("max_workers must be greater than 0")
+            raise ValueError(f"max_workers must be greater than 0, not {max_workers!r}")
         if max_tasks_per_child is not None:
             if not isinstance(max_tasks_per_child, int):
-                raise TypeError("max_tasks_per_child must be an integer")
+                raise TypeError(
+                    f"max_tasks_per_child must be an integer, not {max_tasks_per_child!r}"
+                )
             if max_tasks_per_child <= 0:
-                raise ValueError("max_tasks_per_child must be >= 1")
+                raise ValueError(f"max_tasks_per_child must be >= 1, not {max_tasks_per_child!r}")
         self._options = Options(
             initializer, initargs, max_tasks_per_child, retries, task_timeout, capture_stderr
         )
@@ -246,9 +248,9 @@ class Executor(futures.Executor):
         chunksize = chunk_size(chunksize, "chunksize must be >= 1.")
         if buffersize is not None:
             if not isinstance(buffersize, int):
-                raise TypeError("buffersize must be an integer or None")
+                raise TypeError(f"buffersize must be an integer or None, not {buffersize!r}")
             if buffersize < 1:
-                raise ValueError("buffersize must be None or > 0")
+                raise ValueError(f"buffersize must be None or > 0, not {buffersize!r}")
             return self._map_ahead(fn, zip(*iterables, strict=False), until, chunksize, buffersize)
         if not self.is_usable():
             with _starts:

@@ -150,11 +150,13 @@ class Pool(_Standard):
         elif processes is None:
             processes = usable_cpus()
         if processes < 1:
-            raise ValueError("Number of processes must be at least 1")
+            raise ValueError(f"Number of processes must be at least 1, not {processes!r}")
         if maxtasksperchild is not None and (
             not isinstance(maxtasksperchild, int) or maxtasksperchild <= 0
         ):
-            raise ValueError("maxtasksperchild must be a positive int or None")
+            raise ValueError(
+                f"maxtasksperchild must be a positive int or None, not {maxtasksperchild!r}"
+            )
         options = Options(
             initializer, initargs, maxtasksperchild, retries, task_timeout, capture_stderr
         )

@@ -168,7 +168,7 @@ class Tree(Swapping, Mapping[str, Array]):
         """
         pointer, number = self._pointer(), self._number(path)
         if number < 0:
-            raise KeyError(path)
+            raise KeyError(f"the tree has no leaf {path!r}: list(tree) gives the paths")
         leaf = ffi.new("cw_leaf *")
         check(lib.cw_tree_leaf(pointer, number, leaf))
         return leaf, pointer

@@ -62,7 +62,7 @@
 
 enum cw_block_state { CW_BLOCK_FREE = 0, CW_BLOCK_LIVE = 1, CW_BLOCK_RETIRING = 2 };
 #define CW_BLOCK_STATE_MASK 3ull
-#define CW_BLOCK_WANTED     4ull
+#define CW_BLOCK_WANTED     4ull /* suspected to be free: who drops it tells the broker */
 #define CW_BLOCK_GEN_SHIFT  8
 #define CW_BLOCK_GEN_MAX    ((1ull << 56) - 1)
 #define CW_BLOCKS_MAX       (1u << 20)

@@ -16,10 +16,10 @@
  *   writes  how many writes have ended. Stamps go when their process is dead; by this count a
  *           reader that reads in pieces knows whether anybody wrote meanwhile.
  *   waited  the stamps for which that write had to wait and which had not passed when it was
- *           submitted. Poison passes through here: if one of their processes died, the write has
- *           run on incomplete data. A write that does not cover the whole array adds the stamps of
- *           the write before it: so they are handed on until they have passed. A write that covers
- *           the whole array does not depend on them.
+ *           submitted. Poison (a write ran on incomplete data) passes through here: if one of
+ *           their processes died, this write did. A write that does not cover the whole array
+ *           adds the stamps of the write before it: so they are handed on until they have passed.
+ *           A write that covers the whole array does not depend on them.
  *   reads   stamps of reads under way. A fence is here at most once, with its latest value.
  *   marks   CW_ORDER_POISONED: a writer learned before its end that it computed with incomplete
  *           data, or wrote a part of an array that was so. Cleared by the next write that covers

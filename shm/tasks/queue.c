@@ -9,11 +9,11 @@
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
-#define LOOK_FIRST_NS 500000
-#ifndef SPIN_PAUSES /* the model check has its own */
+#define LOOK_FIRST_NS 500000 /* the first short sleep while somebody has a turn */
+#ifndef SPIN_PAUSES          /* before each look for an item; the model has its own */
 #define SPIN_PAUSES 8
 #endif
-#define JOIN_LOOK_NS 500000000
+#define JOIN_LOOK_NS 500000000 /* how long a join sleeps before it looks by itself */
 
 struct waiting {
     int64_t end_ns;  /* < 0: for ever */
@@ -90,8 +90,8 @@ static bool turn_moves(const struct held *held, uint64_t holder, uint64_t count)
 /*
  * After a sleep (code: how it ended) and a look that found the turn taken. The caller's time is for
  * what the queue holds, so the turn is waited for beyond it, as long as its holder runs, or is
- * about to. Until that is known signals wait as well: else who is called again after each of them
- * would never come to know. 0: wait on.
+ * about to. Until that is known a signal does not end the wait either: a caller that begins anew
+ * after each signal would else never learn it. 0: wait on.
  */
 static int turn_timeout(struct cw_queue_end *end, const struct waiting *waiting, struct held *held,
                         uint64_t holder, int code) {
@@ -232,7 +232,7 @@ static enum verdict spin(struct cw_queue_core *queue, const struct side *side, u
     do {
         for (int i = 0; i < 32 && verdict == WAIT; i++) {
             for (int pause = 0; pause < SPIN_PAUSES; pause++)
-                CW_PAUSE(); /* each look takes the line from who is about to publish there */
+                CW_PAUSE(); /* each look takes the cache line from who publishes there */
             verdict = side->look(queue, bytes, place);
         }
     } while (verdict == WAIT && cw_now_ns() < end_ns);

@@ -18,7 +18,8 @@
 #include "broker/bridge/local/replica_cache.h"
 
 /* A client that was told where an array lies has this long to open it, whatever happens to the
- * replica. If it comes later, the array may be gone, and it asks again. */
+ * replica (if there is no memory for a note of it, no time at all). If it comes later, the array
+ * may be gone, and it asks again. */
 #define LINGER_NS 10000000
 
 struct cwb_lingering {
@@ -64,7 +65,8 @@ void cwb_replica_invalidate(struct cwb_replica *replica) {
         replica->stale = true;
 }
 
-/* May it be from before the change that its owner tells of? What is coming is taken to be. */
+/* May the replica be from before the change that its owner tells of? One that is still coming
+ * counts as such. */
 static bool concerns(const struct cwb_replica *replica, const struct cwb_changed *changed) {
     const struct cwb_opened *opened = &replica->opened;
     return replica->sent && !replica->stale &&
@@ -75,7 +77,7 @@ static bool concerns(const struct cwb_replica *replica, const struct cwb_changed
 void cwb_replica_changed(struct cwb_peer *peer, const struct cwb_frame *frame) {
     struct cwb_floor *floor;
     struct cwb_replica *replica;
-    do { /* with one of them the floor may end */
+    do { /* when a replica goes, its floor may end */
         floor = cwb_floor_find(peer, frame->key, frame->key_bytes);
         replica = floor ? floor->replicas : NULL;
         while (replica && !concerns(replica, &frame->changed))
@@ -90,7 +92,7 @@ void cwb_replicas_unlink(struct cwb_peer *peer) {
     struct cwb_replica *replica;
     HASH_ITER(hh, peer->floors, floor, next) {
         struct cw_name_key there = floor->there;
-        do { /* with one of them the floor may end, and others of it */
+        do { /* when a replica goes, its floor may end, and with it others of that floor */
             struct cwb_floor *left = cwb_floor_find(peer, there.text, there.length);
             replica = left ? left->replicas : NULL;
             while (replica && (!replica->sent || replica->stale || replica->is_part))

@@ -37,9 +37,10 @@ static enum cwb_known stranger(struct cwb_bridge *bridge, const struct cwb_peer 
                 *node ? "cableway://" : "no node", node, dialed->config.name);
     else
         cw_fail(-EPERM,
-                "its key, %s, is pinned for no peer, and it is for %s%s, whom the CA lets in%s "
-                "(`cableway peers add` makes a peer known)",
-                text, *node ? "cableway://" : "no node", node, *node ? " as no peer" : "");
+                "its key, %s, is pinned for no peer, and it is for %s%s, whom the CA lets in%s: "
+                "`cableway peers add %s HOST:PORT --key %s` makes it a peer",
+                text, *node ? "cableway://" : "no node", node, *node ? " as no peer" : "",
+                *node ? node : "NAME", text);
     return CWB_STRANGER;
 }
 

@@ -73,9 +73,9 @@ bool cwb_may_write(const struct cwb_bridge *bridge, const struct cwb_peer *peer,
     if (cwb_patterns_match(&peer->config.write, subject.name))
         return true;
     cw_fail(-EREMOTEIO,
-            "the node %s does not let this one write \"%s\": its file of peers has no such "
-            "\"write\" pattern",
-            bridge->node, subject.name);
+            "the node %s does not let this one write \"%s\": there, `cableway peers add %s ... "
+            "--write 'PATTERN'` lets it",
+            bridge->node, subject.name, peer->config.name);
     return false;
 }
 

@@ -56,15 +56,14 @@ static int check_count(const struct cwb_link *link) {
     uint32_t count = link->peer->wait_count;
     if (count >= CWB_WAITS_MAX)
         return cw_fail(-EDQUOT,
-                       "this node's waits for names here are %u, over all its connections, which "
-                       "is the most (CWB_WAITS_MAX): end some",
-                       CWB_WAITS_MAX);
+                       "this node waits for %u names here, and at most %u are possible "
+                       "(CWB_WAITS_MAX): end some of its waits",
+                       count, CWB_WAITS_MAX);
     if (bridge->wait_count >= CWB_WAITS_ALL_MAX && count >= CWB_WAITS_OWN)
         return cw_fail(-EDQUOT,
-                       "all nodes' waits for names here are %u, and %u are the most "
-                       "(CWB_WAITS_ALL_MAX); this node's are %u, and %u are what each may have in "
-                       "any case: end some",
-                       bridge->wait_count, CWB_WAITS_ALL_MAX, count, CWB_WAITS_OWN);
+                       "%u waits for names are open here (at most %u in all, CWB_WAITS_ALL_MAX, "
+                       "and %u are kept for each node): end some of this node's %u",
+                       bridge->wait_count, CWB_WAITS_ALL_MAX, CWB_WAITS_OWN, count);
     return 0;
 }
 

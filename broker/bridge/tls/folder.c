@@ -59,10 +59,17 @@ const char *cwb_job_node(void) {
     return job_folder(folder) ? secure_getenv("SLURMD_NODENAME") : NULL;
 }
 
+static int path_too_long(const char *folder) {
+    return cw_fail(-EINVAL,
+                   "the path of the folder %.200s... is longer than %d bytes: set "
+                   "CABLEWAY_NODE_DIR to a shorter one",
+                   folder, PATH_MAX - 1);
+}
+
 int cwb_folder_make(const char *folder) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s", folder) >= PATH_MAX)
-        return cw_fail(-EINVAL, "the folder's path is too long");
+        return path_too_long(folder);
     for (char *at = path + 1; *at; at++) {
         if (*at != '/')
             continue;
@@ -79,7 +86,7 @@ int cwb_folder_make(const char *folder) {
 int cwb_folder_path(const char *folder, const char *name, char path[PATH_MAX]) {
     if (snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
         return 0;
-    return cw_fail(-EINVAL, "the folder's path is too long");
+    return path_too_long(folder);
 }
 
 int cwb_folder_trust(const char *path, bool secret) {

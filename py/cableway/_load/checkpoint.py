@@ -32,7 +32,9 @@ def path_of(path: str | os.PathLike[str]) -> bytes:
     """
     encoded = os.fsencode(path)
     if not encoded or b"\0" in encoded:
-        raise ValueError(f"{path!r} is no path")
+        raise ValueError(
+            f"a path is a str or os.PathLike that is not empty and has no zero byte, not {path!r}"
+        )
     return encoded
 
 

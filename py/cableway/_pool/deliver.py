@@ -12,7 +12,7 @@ memory (csrc/dispatch_answer.c), which needs no broker:
     refused    it cannot be opened (no descriptor, no memory, no broker, too many clients): its task gets that error
     let go     nobody wants it: its caller has left, the Pool has ended, or it was itself lost
     its worker died, and with it the blocks: the task is lost with its worker, as if it had not answered. With `retries` it is run
-               again, else it raises WorkerDied. The supervisor decides (`Supervisor.lost`)
+               again, else it raises WorkerDied. The supervisor decides (`Supervisor._lost`)
 
 The reason why a block cannot be opened may be gone in a moment (another process used the last descriptors), and a result that was
 computed is worth another attempt. So the supervisor tries again for OPEN_TIMEOUT_SECONDS before it refuses; the worker stays meanwhile.

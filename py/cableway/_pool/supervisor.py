@@ -123,12 +123,14 @@ class Supervisor:
 
     @property
     def is_needed(self) -> bool:
-        """Whether this thread leaves to the supervisor what may have to be done again."""
+        """True on any thread but the supervisor's, while it runs."""
         return not self._ended and threading.current_thread() is not self.thread
 
     def sees_to(self, why_not: Exception, entry: Any) -> bool:
-        """What becomes of an answer whose blocks cannot be opened: whether it is none any more, at least not now. On the
-        supervisor's thread, or once it has ended.
+        """Decides about an answer whose blocks cannot be opened. On the supervisor's thread, or once it has ended.
+
+        Returns:
+            True: the supervisor has taken the answer over, do not deliver it now.
         """
         job, number, slot, _, message, _, payload = entry
         worker = self._workers.dead_sender(slot) if isinstance(why_not, Stale) else None

@@ -188,7 +188,8 @@ class _ItemEncoder(Encoder):
         made = EncodedItem(b"".join((*parts, pickled)))
         if len(made.data) > max_bytes:
             raise ValueError(
-                f"an object with {len(order)} large parts is more than one item of a queue can hold"
+                f"an object with {len(order)} large parts needs {len(made.data)} bytes of description, an item of "
+                f"a queue holds {max_bytes}: put it in several items, or in one array"
             )
         for _, _, what in order:
             self._export(what)

@@ -83,13 +83,17 @@ def flatten(value: Any) -> list[Leaf]:
         paths.add(leaf.path)
         found.append(leaf)
         if len(found) > lib.CW_LEAVES_MAX:
-            raise ValueError(f"a tree has at most {lib.CW_LEAVES_MAX} leaves (CW_LEAVES_MAX)")
+            raise ValueError(
+                f"a tree has at most {lib.CW_LEAVES_MAX} leaves (CW_LEAVES_MAX): split the tree"
+            )
     return found
 
 
 def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
     if depth > _DEPTH_MAX:
-        raise ValueError(f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another')
+        raise ValueError(
+            f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it'
+        )
     if modules.is_module(value):
         for name, array, kind, flags in modules.arrays_of(value):
             yield Leaf(_join(path, name), array, kind, flags)

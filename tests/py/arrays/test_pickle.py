@@ -111,7 +111,9 @@ def test_a_pickle_opened_again_when_all_is_gone_is_stale():
     assert again.tolist() == found.tolist()
     del found, again
     limit = time.monotonic() + 60
-    with pytest.raises(cw.Stale):
+    with pytest.raises(
+        cw.Stale, match="is gone.*until the receiver has opened it; then send it again"
+    ):
         while time.monotonic() < limit:
             pickle.loads(data)
             time.sleep(0.01)

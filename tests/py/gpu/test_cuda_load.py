@@ -201,6 +201,27 @@ for child in children:
     )
 
 
+def test_a_list_of_gpus_that_is_wrong_is_told_which_and_by_how_much(program):
+    program(
+        FILE
+        + """
+def refused(name, devices):
+    try:
+        cw.load(name, "m.safetensors", device=devices)
+    except ValueError as error:
+        return str(error)
+    raise SystemExit(f"{name}, {devices} were taken")
+written("m.safetensors", mebibytes=1)
+assert 'has "cuda:0" twice: give GPUs' in refused("m", [0, 0])
+assert 'has "cpu": give GPUs' in refused("m", ["cuda:0", "cpu"])
+said = refused("n" * 194, ["cuda:0"])
+assert "201 bytes" in said and "200 are possible" in said, said
+cw.load("n" * 193, "m.safetensors", device=["cuda:0"])
+assert cw.names() == ["n" * 193 + "/cuda:0"]
+"""
+    )
+
+
 @pytest.mark.skipif(cuda_support.REAL, reason="the double kills in the midst of a copy")
 @pytest.mark.parametrize("moment", ["copy@1", "copy@5", "cuMemHostRegister@1", "record@2"])
 def test_a_loader_for_two_gpus_that_dies_leaves_nothing_and_the_next_one_loads(program, moment):

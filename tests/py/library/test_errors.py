@@ -302,7 +302,7 @@ def test_broker_killed():
     assert view.sum() == 45 and w.numpy().sum() == 45
     assert cw.names() == []
     assert client.current().instance != first
-    with pytest.raises(cw.Stale):
+    with pytest.raises(cw.Stale, match="put it again and send it anew"):
         pickle.loads(data)
     again = cw.put("x", w)
     assert again.tolist() == list(range(10))

@@ -142,3 +142,29 @@ def test_a_worker_that_is_killed_at_its_start_says_nothing_of_main(tmp_path: Pat
     )
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "__name__" not in last and "SIGKILL" in last, done.stderr
+
+
+def test_a_module_that_was_not_imported_is_named_with_its_import(script: Script):
+    done = script(
+        """
+        import cableway as cw
+
+        for name in ("cupy", "joblib", "numba", "safetensors", "torch"):
+            try:
+                getattr(cw, name)
+            except AttributeError as error:
+                print(str(error).endswith(f"`import cableway.{name}`"))
+        from cableway import safetensors
+        import cableway.joblib
+        print(cw.safetensors is safetensors, cw.joblib.__name__, hasattr(cw, "torch"), hasattr(cw, "nothing"))
+        """
+    )
+    assert done.stdout.split() == ["True"] * 6 + ["cableway.joblib", "False", "False"], done.stderr
+
+
+def test_refusals_say_what_to_do_about_names_and_read_only_arrays():
+    with pytest.raises(cw.NameNotFound, match=r"at the broker .*`cableway ls --all` lists all"):
+        cw.get("nowhere")
+    cw.put("hints", [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"opened read-only.*open it without readonly.*or write"):
+        cw.copy([(cw.get("hints", readonly=True), cw.zeros(2))])

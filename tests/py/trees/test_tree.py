@@ -34,7 +34,7 @@ def test_a_state_dict_comes_back_by_its_own_names() -> None:
         assert tree["norm.bias"].dtype == np.int64 or tree["norm.bias"].dtype == np.float64
         assert tree.meta == {"step": 3}
         assert "norm" not in tree and "norm.bias" in tree
-        with pytest.raises(KeyError):
+        with pytest.raises(KeyError, match=r"no leaf 'norm': list\(tree\) gives the paths"):
             tree["norm"]
 
 

@@ -34,6 +34,8 @@ def test_a_version_that_nobody_has_is_gone() -> None:
     cw.put("m", state(2.0))
     first.close()
     assert eventually(lambda: not _has("m", number))
+    with pytest.raises(cw.NameNotFound, match=f'version {number} of "m" is gone.*get the newest'):
+        cw.get("m", version=number)
 
 
 def _has(name: str, version: int) -> bool:

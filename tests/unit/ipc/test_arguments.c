@@ -40,7 +40,7 @@ static void sizes_that_nothing_has_are_told_as_they_were_given(void **state) {
         OK(cw_queue_new(client, 0, limit, &memory));
         OK(cw_queue_open(memory, &queue));
         assert_int_equal(cw_queue_put(queue, "x", 1, NULL, 0, UINT64_MAX, 0), -EMSGSIZE);
-        assert_non_null(strstr(cw_error(), "1 and 18446744073709551615"));
+        assert_non_null(strstr(cw_error(), "1 bytes and its arrays 18446744073709551615"));
         cw_queue_close(queue);
         cw_array_close(memory);
     }

@@ -18,9 +18,8 @@ from conftest import Script, stop_broker
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from tree_support import current_bytes
 from tree_files import DTYPES, sharded, weights, written
-
+from tree_support import current_bytes
 from waiting import eventually
 
 import cableway as cw

@@ -374,15 +374,6 @@ int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded) 
     return 0;
 }
 
-static int check_paths(const cw_checkpoint *c) {
-    for (uint32_t i = 0; i < c->tensor_count; i++) {
-        int code = cw_path_check(c->tensors[i].name);
-        if (code)
-            return code;
-    }
-    return 0;
-}
-
 static int by_name(const void *a, const void *b, void *targets) {
     const struct cw_target *all = targets;
     return strcmp(all[*(const uint32_t *)a].name, all[*(const uint32_t *)b].name);
@@ -433,7 +424,7 @@ static int begin(cw_client *client, const char *name, const char *path, const ch
     load->flags = flags;
     code = cw_checkpoint_open(path, &load->checkpoint);
     if (code == 0)
-        code = check_paths(load->checkpoint);
+        code = cw_target_check_paths(load->checkpoint);
     load->targets = code ? NULL : calloc(count, sizeof *load->targets);
     load->in_order = code ? NULL : calloc(count, sizeof *load->in_order);
     if (code == 0 && (!load->targets || !load->in_order))
@@ -481,11 +472,9 @@ int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes) {
 }
 
 void cw_load_look_at(const cw_load *load, cw_load_times *out) {
-    if (!out)
-        return;
-    memset(out, 0, sizeof *out);
-    if (load)
-        *out = load->times;
+    static const cw_load_times none;
+    if (out)
+        *out = load ? load->times : none;
 }
 
 void cw_load_end(cw_load *load) {

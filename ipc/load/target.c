@@ -53,6 +53,15 @@ static int add_part(struct cw_target *target, cw_client *client, uint64_t size_b
     return code;
 }
 
+int cw_target_check_paths(const cw_checkpoint *c) {
+    for (uint32_t i = 0; i < c->tensor_count; i++) {
+        int code = cw_path_check(c->tensors[i].name);
+        if (code)
+            return code;
+    }
+    return 0;
+}
+
 int cw_target_allocate(struct cw_target *target, cw_client *client, const cw_checkpoint *c) {
     uint32_t first = 0;
     uint64_t end = 0;

@@ -22,6 +22,8 @@ struct cw_target {
 int cw_target_init(struct cw_target *target, cw_client *client, const char *name,
                    const char *device);
 void cw_target_deinit(struct cw_target *target);
+/* Whether each tensor's name can be a path of a tree. -EINVAL. */
+int cw_target_check_paths(const cw_checkpoint *c);
 /* Where each tensor goes (reads, which the caller has made), and memory for all of them. */
 int cw_target_allocate(struct cw_target *target, cw_client *client,
                        const cw_checkpoint *checkpoint);

@@ -113,8 +113,8 @@ class Source:
             if known is None:
                 known = places[id(lease)] = (lease.gpu, lease.address)
             if self.layout.nbytes:
-                told = self.layout  # a dtype's word is no part of NumPy's equality
-                of = told.shape, told.strides, told.dtype, words.word(told.dtype)
+                layout = self.layout  # a dtype's word is no part of NumPy's equality
+                of = layout.shape, layout.strides, layout.dtype, words.word(layout.dtype)
                 return (known[0], known[1] + values._offset, of, self.where)
             low: Any = None
         elif isinstance(self.values, np.ndarray):

@@ -389,16 +389,19 @@ class Raising:
 
 
 def test_an_interrupt_behind_the_end_of_a_load_leaves_nothing(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cableway._load import trees
 
+    size, rounds = 8 << 20, 8
+    save_file({"w": np.ones(size, "u1")}, tmp_path / "large.safetensors")
     before = run_json("status")["gauges"]["bytes"]
     monkeypatch.setattr(trees, "lib", Raising(trees.lib))
-    for _ in range(3):
+    for _ in range(rounds):
         with pytest.raises(KeyboardInterrupt):
-            cw.load("interrupted", file)
+            cw.load("interrupted", tmp_path / "large.safetensors", replace=True)
+        cw.remove("interrupted")  # it was published before
     monkeypatch.undo()
     gc.collect()
-    assert eventually(lambda: "interrupted" not in cw.names())
-    assert eventually(lambda: run_json("status")["gauges"]["bytes"] <= before)
+    kept = 2 * size  # idle, for the next one
+    assert eventually(lambda: run_json("status")["gauges"]["bytes"] <= before + kept)

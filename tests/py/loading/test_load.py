@@ -395,6 +395,7 @@ def test_an_interrupt_behind_the_end_of_a_load_leaves_nothing(
 
     size, rounds = 8 << 20, 8
     save_file({"w": np.ones(size, "u1")}, tmp_path / "large.safetensors")
+    cw.connect()
     before = run_json("status")["gauges"]["bytes"]
     monkeypatch.setattr(trees, "lib", Raising(trees.lib))
     for _ in range(rounds):

@@ -151,8 +151,10 @@ int main(void) {
     /* What a dead one had asked for is done while it is looked at. */
     int rounds = REST_LOOKS / 100;
     while (in_child(sweep, NULL) == 0 && !WORLD_UNTIL(at_rest(fds), 100))
-        if (rounds-- == 0)
+        if (rounds-- == 0) {
+            world_print(&world); /* what is left */
             fail("something of the dead is left");
+        }
     look_at_neighbour();
     printf("# %.0f s: %llu clients, %llu requests, %llu lies, %llu refused, %llu done, %llu "
            "dropped; the neighbour's longest "

@@ -256,7 +256,8 @@ def _run(placed: list[tuple[Source, int]], at: int, frozen: Any) -> int:
     """How many leaves from that one on lie behind one another in a tree's part as they are to lie here: one copy brings them."""
     count = 0
     first: tuple[Lease, int] | None = None
-    for source, begin in placed[at:]:
+    for number in range(at, len(placed)):  # a slice would copy the rest for each leaf
+        source, begin = placed[number]
         values = source.values
         if not isinstance(values, Array) or values._open_lease() not in frozen:
             break

@@ -61,7 +61,7 @@ def test_all_of_a_tree_comes(two: tuple[Node, Node]) -> None:
         assert tree.version == put.version and tree.meta == {"step": 7}
         assert tree.ties() == {"tied": "large"}
         assert tree.content_hash == put.content_hash
-        assert tree.verify() == sum(1 for array in arrays.values() if array.nbytes)
+        assert tree.verify() == len(arrays)
         for path, array in arrays.items():
             assert tree[path].dtype == array.dtype and (tree[path].numpy() == array).all()
             assert tree[path].shape == array.shape

@@ -94,26 +94,30 @@ int cwd_version_put(struct cwd_broker *b, struct cwd_session *session, const voi
     return 0;
 }
 
+static int is_gone(const struct cw_find_version *head, const char *key) {
+    size_t space = strnlen(key, head->key.key_bytes); /* before the name, and its end */
+    size_t at = space < head->key.key_bytes ? space + 1 : space;
+    return cw_fail(-ENOENT,
+                   "version %llu of \"%.*s\" is gone, since no process has it open (or the "
+                   "number is another name's): get the newest, without a version",
+                   (unsigned long long)head->version, (int)(head->key.key_bytes - at), key + at);
+}
+
 int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes,
                      struct cw_version *out) {
+    const char *key = (const char *)body + sizeof(struct cw_find_version);
     struct cw_find_version head;
     struct cwd_version *version;
     memcpy(&head, body, sizeof head);
     if (head.key.key_bytes > body_bytes || body_bytes != sizeof head + head.key.key_bytes)
         return -EBADMSG;
     HASH_FIND(hh, b->versions, &head.version, sizeof head.version, version);
-    if (!version || version == b->version_floor || version->key_bytes != head.key.key_bytes ||
-        memcmp(version->key, (const char *)body + sizeof head, version->key_bytes) != 0) {
-        const char *key = (const char *)body + sizeof head;
-        size_t space = strnlen(key, head.key.key_bytes); /* before the name, and its end */
-        size_t at = space < head.key.key_bytes ? space + 1 : space;
-        return cw_fail(-ENOENT,
-                       "version %llu of \"%.*s\" is gone, since no process has it open (or the "
-                       "number is another name's): get the newest, without a version",
-                       (unsigned long long)head.version, (int)(head.key.key_bytes - at), key + at);
-    }
-    *out = version->put;
-    return 0;
+    bool found = version && version != b->version_floor &&
+                 version->key_bytes == head.key.key_bytes &&
+                 memcmp(version->key, key, version->key_bytes) == 0;
+    if (found)
+        *out = version->put;
+    return found ? 0 : is_gone(&head, key);
 }
 
 void cwd_versions_end(struct cwd_broker *b, struct cwd_group *group) {

@@ -177,6 +177,8 @@ static int check_size(const struct reading *r, const struct entry *entry) {
     int64_t *axes = r->file->axes, size = entry->row->size_bytes; /* no axes yet: NULL */
     int64_t *shape = axes ? axes + entry->axes_at : NULL;
     bool empty = false;
+    if (entry->ndim && !shape)
+        return damaged(r, "has dimensions without a shape");
     int code = halve(r, entry, shape);
     if (code)
         return code;

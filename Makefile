@@ -107,7 +107,7 @@ $(BUILD)/%.o: %.c | $(CUDA_INCLUDE)/cuda.h
 
 # A processor is asked before this is called.
 ifneq ($(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null)),)
-$(BUILD)/broker/bridge/wire/hash_avx2.o $(BUILD)/ipc/base/sum_avx2.o: CFLAGS += -mavx2
+$(BUILD)/ipc/base/hash_avx2.o: CFLAGS += -mavx2
 endif
 
 $(BUILD)/libcwshm.a: $(call obj,$(SHM_SRC))
@@ -179,7 +179,6 @@ $(BUILD)/tests/$(1)/%: $(BUILD)/tests/$(1)/%.o $$($(1)_HELP) $(BUILD)/libcwbroke
 	$$(CC) -o $$@ $$^ $$(LDFLAGS) -lcmocka -l:libinih.a $$$$(sed -n 's|.*LDLIBS: *\([-a-z0-9: ]*\).*|\1|p' tests/$(1)/$$*.c)
 endef
 $(foreach part,$(C_PARTS),$(eval $(call c_part,$(part))))
-$(BUILD)/tests/unit/bridge/test_bridge_checksum $(BUILD)/tests/unit/bridge/test_bridge_transfer_plan: $(call obj,broker/bridge/wire/hash.c broker/bridge/wire/hash_avx2.c)
 .SECONDARY:
 
 EXAMPLES := $(patsubst %.c,$(BUILD)/%,$(wildcard docs/examples/*.c))

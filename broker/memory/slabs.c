@@ -186,8 +186,6 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
         code = check_data(info, fds[0]);
     if (code == 0)
         code = open_table(info, fds[1], &table);
-    if (code == 0 && !table.base)
-        code = cw_fail(-EPROTO, "a block table was refused without a reason");
     if (code) {
         cwd_fd_discard(b, fds[1]);
         goto discard_data;

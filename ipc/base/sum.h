@@ -4,9 +4,8 @@
  * It is the sum, modulo 2^64, of the XXH3 (64 bits) of each CW_SUM_PIECE bytes, the last ones
  * fewer, with their number as the seed; no bytes are one piece without any. So who brings bytes
  * hashes them at once, while they lie in its core's cache, and waits for nobody; bytes in another's
- * place are found. Up to CW_SUM_PIECE bytes it is XXH3 itself. (The bridge's check is the same
- * function.) By AVX2 where the processor has it, which is three times as fast as what the compiler
- * may take for granted. It guards against damage, not against somebody who makes bytes for it.
+ * place are found. Up to CW_SUM_PIECE bytes it is XXH3 itself (hash.h). The bridge's check is the
+ * same function. It guards against damage, not against somebody who makes bytes for it.
  *
  * Pure functions.
  */

@@ -200,11 +200,24 @@ def asarray(
         )
     if evictable:
         return _evictable(obj, dtype, order, copy, place)
+    return _shared(obj, dtype, shape, order, copy, place)
+
+
+def _shared(
+    obj: Any,
+    dtype: _DType | None,
+    shape: Any,
+    order: str,
+    copy: bool | None,
+    place: str | None,
+    ordered: set[tuple[int, int]] | None = None,
+) -> Array:
+    """`asarray` of what was looked at. ordered: see _of_external."""
     if isinstance(obj, Array) and obj._on_gpu():
         return _of_gpu_array(obj, dtype, copy, place)
     told = None if isinstance(obj, Array) else interop.external_array(obj)
     if told is not None:
-        return _of_external(told, dtype, copy, place)
+        return _of_external(told, dtype, copy, place, ordered)
     if place is not None and place != "cpu":
         if copy is False:
             raise ValueError(

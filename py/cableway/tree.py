@@ -64,9 +64,8 @@ class Tree(Swapping, Mapping[str, Array]):
     got with `swappable=True`.
     """
 
-    __slots__ = ("_closed", "_leases")
+    __slots__ = ("_leases",)
 
-    _closed: bool
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
     _table: tuple[Described, list[Row]] | None  # all leaves, once they were looked at
@@ -75,15 +74,6 @@ class Tree(Swapping, Mapping[str, Array]):
         raise TypeError("a Tree is made by cableway.put and get")
 
     # ---- what it is
-
-    def _pointer(self) -> Any:
-        """The `cw_tree *`. Another thread may close this object: whoever has the pointer keeps what it points to."""
-        self._settle()
-        if self._closed:
-            raise ValueError(
-                f"this cableway.Tree {self._name!r} is closed; open it again with cableway.get()"
-            )
-        return self._described.pointer
 
     @property
     def name(self) -> str | None:

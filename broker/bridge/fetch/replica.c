@@ -21,7 +21,7 @@
 #include "broker/bridge/local/replica_cache.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/wire/frame.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 #include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
 
@@ -340,7 +340,7 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     }
     uint64_t inside_bytes = frame->opened.inside ? frame->opened.size_bytes : 0;
     replica->opened = frame->opened;
-    if (frame->opened.inside && cwb_hash(frame->data, inside_bytes, 0) != frame->opened.hash) {
+    if (frame->opened.inside && cw_hash(frame->data, inside_bytes, 0) != frame->opened.hash) {
         cw_fail(-EREMOTEIO, "the bytes of the array are not those that %s hashed",
                 replica->peer->config.name);
         cwb_replica_fail(replica, -EREMOTEIO);

@@ -20,7 +20,7 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/upload.h"
 #include "broker/bridge/wire/frame.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 
 struct putting {
     struct cwb_waiter waiter; /* first: it is cast back */
@@ -109,7 +109,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
         message.inside = 1;
         if (message.size_bytes)
             memcpy(inside, cw_array_lowest(p->array), message.size_bytes);
-        message.hash = cwb_hash(inside, message.size_bytes, 0);
+        message.hash = cw_hash(inside, message.size_bytes, 0);
         parts[3].iov_len = message.size_bytes;
     } else if (!p->upload) {
         int code = p->on_gpu

@@ -21,7 +21,7 @@
 #include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/wire/frame.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 #include "broker/bridge/wire/wire.h"
 
 #define TWIN_TOLD_NS 60000000000
@@ -130,7 +130,7 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
                 CWB_LISTS_BYTES);
         finish(a, -EREMOTEIO);
     } else if (frame->opened.inside &&
-               cwb_hash(frame->data, frame->opened.size_bytes, 0) != frame->opened.hash) {
+               cw_hash(frame->data, frame->opened.size_bytes, 0) != frame->opened.hash) {
         cw_fail(-EREMOTEIO, "the bytes of the list of names are not those that %s hashed",
                 a->job->peer->config.name);
         finish(a, -EREMOTEIO);

@@ -35,7 +35,7 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/deferred.h"
 #include "broker/bridge/serve/serve.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 
 #define KEEP_NS     600000000000
 #define KEPT_MAX    8192u /* outcomes of one peer */
@@ -350,7 +350,7 @@ static int check(const struct cwb_bridge *bridge, const struct cwb_peer *peer,
                  const struct cwb_offer *offer, const char *key, const uint8_t *inside) {
     if (!cwb_may_write(bridge, peer, key, offer->key_bytes))
         return -EREMOTEIO;
-    if (offer->inside && cwb_hash(inside, offer->size_bytes, 0) != offer->hash)
+    if (offer->inside && cw_hash(inside, offer->size_bytes, 0) != offer->hash)
         return cw_fail(-EREMOTEIO, "the bytes of the array are not those that were hashed");
     return 0;
 }

@@ -25,7 +25,7 @@
 #include "broker/bridge/serve/upload.h"
 #include "broker/bridge/serve/waits.h"
 #include "broker/bridge/serve/watch.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 #include "broker/bridge/wire/send.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
@@ -149,7 +149,7 @@ static void answer_inside(struct cwb_link *link, const struct cwb_frame *frame,
                             {(void *)(uintptr_t)meta, opened->meta_bytes},
                             {(void *)(uintptr_t)bytes, opened->size_bytes}};
     opened->inside = 1;
-    opened->hash = cwb_hash(bytes, opened->size_bytes, 0);
+    opened->hash = cw_hash(bytes, opened->size_bytes, 0);
     answer(link, frame, 0, parts, 3);
 }
 
@@ -288,7 +288,7 @@ static void answer_texts(struct cwb_link *link, uint64_t id, char *texts, uint64
     }
     if (size_bytes <= CWB_INLINE_MAX) {
         opened.inside = 1;
-        opened.hash = cwb_hash(texts, size_bytes, 0);
+        opened.hash = cw_hash(texts, size_bytes, 0);
         cwb_link_reply(link, CWB_NAMES, id, 0, NULL, parts, 2);
         free(texts);
         return;

@@ -29,7 +29,7 @@
 #include "broker/bridge/serve/deferred.h"
 #include "broker/bridge/serve/serve.h"
 #include "broker/bridge/serve/upload.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 #include "ipc/base/meta.h"
 #include "ipc/request/channel.h"
 #include "ipc/tree/index.h"
@@ -259,7 +259,7 @@ static void answer(struct opening *o) {
     if (code == 0 && !o->on_gpu && size_bytes <= CWB_INLINE_MAX) {
         memcpy(inside, cw_array_lowest(o->array), size_bytes);
         opened.inside = 1;
-        opened.hash = cwb_hash(inside, size_bytes, 0);
+        opened.hash = cw_hash(inside, size_bytes, 0);
         parts[2].iov_len = size_bytes;
         cw_array_close(o->array);
         had(tree, o->number);

@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 #include "broker/bridge/memory.h"
 #include "shm/base/error.h"
 
@@ -84,7 +84,7 @@ static bool add_pieces(struct cwb_sum *sum, uint64_t piece, uint64_t end, const 
             uint64_t from = begin_of(sum, piece + i), length = begin_of(sum, piece + i + 1) - from;
             const uint8_t *bytes =
                 at ? at + (from - first_bytes) : sum->bytes + from % sum->ring_bytes;
-            hashes[i] = cwb_hash(bytes, length, piece + i);
+            hashes[i] = cw_hash(bytes, length, piece + i);
         }
         whole |= count_in(sum, piece, hashes, number);
         piece += number;

@@ -69,12 +69,7 @@ class Source:
         self.place: Place | None = None
         self.values = value
         if copy is False and not _is_here(value, device):
-            told = None if isinstance(value, Array) else interop.external_array(value)
-            value = (
-                create.asarray(value, copy=False, device=device)
-                if told is None
-                else create._of_external(told, None, False, device, ordered)
-            )
+            value = create._shared(value, None, None, "K", False, device, ordered)
         if isinstance(value, Array):
             self.layout, self.where = value._layout_now(), value.device
             stays = device is None or device == self.where

@@ -84,8 +84,9 @@ def mounted(tree: Any) -> Any:
 class Swapping:
     """The part of `Tree` for trees that were got with `swappable=True`."""
 
-    __slots__ = ("_described", "_mount", "_name", "_next", "_run", "_table", "_turn")
+    __slots__ = ("_closed", "_described", "_mount", "_name", "_next", "_run", "_table", "_turn")
 
+    _closed: bool
     _described: Described
     _mount: Any  # cw_mount *; None: it was not got so
     _name: str | None
@@ -95,7 +96,13 @@ class Swapping:
     _turn: Any  # of the calls that change what is mapped; taken until a cell of such a call goes (extra.h)
 
     def _pointer(self) -> Any:
-        raise NotImplementedError
+        """The `cw_tree *`. Another thread may close this object: whoever has the pointer keeps what it points to."""
+        self._settle()
+        if self._closed:
+            raise ValueError(
+                f"this cableway.Tree {self._name!r} is closed; open it again with cableway.get()"
+            )
+        return self._described.pointer
 
     def _told(self) -> Any:
         """The `cw_tree_info *`, of the version that is mapped."""

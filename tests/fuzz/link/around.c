@@ -22,7 +22,7 @@
 #include "broker/bridge/tls/folder.h"
 #include "broker/bridge/tls/tls.h"
 #include "broker/bridge/wire/checksum.h"
-#include "broker/bridge/wire/hash.h"
+#include "ipc/base/hash.h"
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 
@@ -335,7 +335,7 @@ static void *zeros(uint64_t size_bytes) {
 }
 
 uint64_t around_hash(const void *bytes, uint64_t size_bytes) {
-    return cwb_hash(bytes, size_bytes, 0);
+    return cw_hash(bytes, size_bytes, 0);
 }
 
 uint64_t around_hash_of_zeros(uint64_t number) {

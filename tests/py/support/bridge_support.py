@@ -273,6 +273,16 @@ def net(*names: str, namespaces: bool = False) -> Iterator[Net]:
         made.close()
 
 
+@contextlib.contextmanager
+def pair(*rights: str, **environment: str) -> Iterator[tuple[Node, Node]]:
+    """Two nodes, a and b, that know each other and are connected."""
+    with net("a", "b") as made:
+        made.acquaint(*rights)
+        made.start(**environment)
+        made.connected()
+        yield made.nodes["a"], made.nodes["b"]
+
+
 def timed_out(begun: float, seconds: float) -> bool:
     """Whether so much time has passed."""
     return time.monotonic() - begun > seconds

@@ -159,7 +159,7 @@ static void what_is_wrong_is_seen(void **state) {
     uint64_t nothing = of_all(bytes, SIZE);
     assert_int_not_equal(nothing, all);
     assert_int_not_equal(of_all(bytes, SIZE - SIZE % PIECE), nothing);
-    assert_int_not_equal(cwb_hash(bytes, PIECE, 1), cwb_hash(bytes, PIECE, 2));
+    assert_int_not_equal(cw_hash(bytes, PIECE, 1), cw_hash(bytes, PIECE, 2));
     free(bytes);
 }
 

@@ -27,11 +27,10 @@ INSIDE = 16384  # bytes that go inside one frame; more goes by pieces
 @pytest.fixture(scope="module", params=["io_uring", "epoll"])
 def two(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     """Two nodes that know each other, with each of the two ways to wait for sockets."""
-    with bridge_support.net("a", "b") as made:
-        made.acquaint(*RIGHTS)
-        made.start(**({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
-        made.connected()
-        yield made.nodes["a"], made.nodes["b"]
+    with bridge_support.pair(
+        *RIGHTS, **({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {})
+    ) as made:
+        yield made
 
 
 def bytes_of(size: int) -> np.ndarray:

@@ -21,11 +21,8 @@ PIECE = 20 * MIB
 @pytest.fixture
 def nodes() -> Iterator[tuple[Node, Node]]:
     """Two nodes, each of which takes 120 MiB."""
-    with bridge_support.net("a", "b") as made:
-        made.acquaint("--read", "*", "--write", "*")
-        made.start(CABLEWAY_MAX_BYTES=str(LIMIT))
-        made.connected()
-        yield made.nodes["a"], made.nodes["b"]
+    with bridge_support.pair("--read", "*", "--write", "*", CABLEWAY_MAX_BYTES=str(LIMIT)) as made:
+        yield made
 
 
 def test_replicas_that_nobody_has_give_way_to_a_put(nodes: tuple[Node, Node]) -> None:

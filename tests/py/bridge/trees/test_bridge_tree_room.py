@@ -23,11 +23,8 @@ VERSIONS = 12  # of two pieces each: four times what a node may have
 @pytest.fixture
 def nodes() -> Iterator[tuple[Node, Node]]:
     """Two nodes, each of which takes 120 MiB."""
-    with bridge_support.net("a", "b") as made:
-        made.acquaint("--read", "*", "--write", "*")
-        made.start(CABLEWAY_MAX_BYTES=str(LIMIT))
-        made.connected()
-        yield made.nodes["a"], made.nodes["b"]
+    with bridge_support.pair("--read", "*", "--write", "*", CABLEWAY_MAX_BYTES=str(LIMIT)) as made:
+        yield made
 
 
 def put(node: Node, number: int) -> None:

@@ -26,11 +26,10 @@ LARGE = 5_000_011  # bytes: over streams
 @pytest.fixture(scope="module", params=["io_uring", "epoll"])
 def two(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]]:
     """Two nodes that know each other, with each of the two ways to wait for sockets."""
-    with bridge_support.net("a", "b") as made:
-        made.acquaint(*RIGHTS)
-        made.start(**({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {}))
-        made.connected()
-        yield made.nodes["a"], made.nodes["b"]
+    with bridge_support.pair(
+        *RIGHTS, **({"CABLEWAY_BRIDGE_EPOLL": "1"} if request.param == "epoll" else {})
+    ) as made:
+        yield made
 
 
 def values_of(size: int, seed: int = 0) -> np.ndarray:

@@ -248,7 +248,7 @@ def get(
     if device is not None and encoded[:2] == b"//":
         made = _get_at(name, encoded, device, 2 if readonly else 0, timeout)
         if made is None:
-            return _tree(name, device, timeout)
+            return _tree(name, device, timeout, readonly)
         made._name = name
         return made
     connection = client._default or client.current()
@@ -265,12 +265,12 @@ def get(
         if status == -errno.ENODEV and device is not None:
             return hidden_gpus.fetch(encoded, device)
         if status == -errno.EISDIR:
-            return _tree(name, device, timeout)
+            return _tree(name, device, timeout, readonly)
         if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
             raise failure(status)
         lease = _get_later(name, encoded, flags, timeout, status)
     if lease is None:
-        return _tree(name, device, timeout)
+        return _tree(name, device, timeout, readonly)
     made = _new_array(Array)
     made._lease = lease
     made._layout = None
@@ -315,12 +315,19 @@ def _tree_on(
         _wait_until(name, name_bytes(name), end, timeout)
 
 
-def _tree(name: str, device: str | None, timeout: float | None) -> Tree:
+def _tree(name: str, device: str | None, timeout: float | None, readonly: bool) -> Array | Tree:
+    """What a name means that meant a tree a moment ago."""
+    places: tuple[str, ...] = ()
+    end = math.inf
     if name[:2] == "//":
-        devices = () if device is None else (device,)
-        return tree.get(name, None, devices, math.inf if timeout == 0 else deadline(timeout))
-    found = tree.get(name)
-    if device is not None and found.device != device:
+        places = () if device is None else (device,)
+        end = math.inf if timeout == 0 else deadline(timeout)
+    try:
+        found = tree.get(name, None, places, end)
+    except tree.NotATree:  # an array was put there meanwhile
+        again: Array | Tree = get(name, timeout, readonly=readonly, device=device)
+        return again
+    if not places and device is not None and found.device != device:
         raise ValueError(
             f'"{name}" is a tree and cannot be moved to a device as a whole: leave device= out, and copy what you need: t[path].to({device!r})'
         )

@@ -56,6 +56,10 @@ _KINDS = ("plain", "parameter", "buffer", "attribute")
 _parts: WeakSet[Lease] = WeakSet()  # on memory that nobody writes any more
 
 
+class NotATree(Error):
+    """The name means an array."""
+
+
 class Tree(Swapping, Mapping[str, Array]):
     """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
 
@@ -399,6 +403,8 @@ def get(
     while True:
         pointer, left = client.current().pointer, left_ns(end)
         status = lib.cw_tree_get_at(pointer, encoded, wanted, places, len(texts), left, cell)
+        if status == -errno.ENOTDIR:
+            raise NotATree(str(failure(status)))
         if status != -errno.EINTR:
             check(status)
             return make(cell, name, swappable=swappable)

@@ -444,3 +444,23 @@ def test_a_tree_is_got_on_the_device_where_it_lies() -> None:
 def test_metadata_are_json(number: float) -> None:
     with pytest.raises(ValueError, match="JSON"):
         cw.put("m", state(), meta={"x": number})
+
+
+def test_a_name_may_become_an_array_while_its_tree_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cableway import tree
+
+    cw.put("m", state())
+    look_up = tree.get
+
+    def later(name: str, *given: Any) -> cw.Tree:
+        cw.put("m", [1, 2, 3])  # between the two looks at the name
+        return look_up(name, *given)
+
+    monkeypatch.setattr(tree, "get", later)
+    found = cw.get("m", readonly=True)
+    assert found.numpy().tolist() == [1, 2, 3] and not found.numpy().flags.writeable
+    monkeypatch.undo()
+    with pytest.raises(cw.Error, match="not a tree: get it as an array"):
+        tree.get("m")

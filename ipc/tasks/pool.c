@@ -389,7 +389,7 @@ void cw_pool_emptied(cw_pool *pool) {
 /* It pays to spin for workers that run on other cores. */
 static bool spin_pays(cw_pool *pool) {
     struct cw_dispatch_view *view = &pool->parent.view;
-    cw_sleeper_here(&view->words->answers.sleeper);
+    cw_bell_here(&view->words->answers);
     uint32_t count = cw_dispatch_in_use(view);
     for (uint32_t w = 0; w < count; w++)
         if (cw_sleeper_spin_pays(&view->workers[w].sleeper))

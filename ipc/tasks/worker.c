@@ -87,7 +87,7 @@ void cw_worker_settle(cw_worker *worker) {
      * with T48: we tell of all answers up to there, whosever they are. */
     if (!CW_LOAD(T48, &worker->owes, relaxed) || !CW_XCHG(T49, &worker->owes, 0, acquire))
         return;
-    if (!cw_sleeper_elsewhere(&view->words->answers.sleeper))
+    if (!cw_bell_elsewhere(&view->words->answers))
         sched_yield(); /* the caller cannot go on while we spin */
     cw_dispatch_settle(view, worker->number, SETTLE_NS);
 }
@@ -98,7 +98,7 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     struct cw_dispatch_view *view = &worker->parts.view;
     cw_worker_settle(worker);
     cw_sleeper_here(&view->workers[worker->number].sleeper);
-    view->must_sleep = !cw_sleeper_elsewhere(&view->words->answers.sleeper);
+    view->must_sleep = !cw_bell_elsewhere(&view->words->answers);
     uint64_t place;
     int cell = cw_dispatch_take(view, worker->number, &place);
     if (cell == -ESHUTDOWN)

@@ -3,7 +3,7 @@
  *
  * Each sleeper word belongs to the side that sleeps on it; the waking side only clears it. A
  * sleeper that dies leaves it set, which costs the next waker one system call; a waker's death is
- * seen by whoever watches that process.
+ * seen by whoever watches that process. At a bell the next waker does what a dead one left undone.
  */
 #include "shm/base/wait.h"
 
@@ -21,25 +21,37 @@ int64_t cw_now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-void cw_sleeper_here(struct cw_sleeper *self) {
+static void here(cw_a32 *word) {
     uint32_t core = (uint32_t)sched_getcpu() + 1;
     /* W5: advice only, no ordering; a store is saved where nothing changed, to leave the line
      * shared. */
-    if (CW_LOAD(W5, &self->core, relaxed) != core)
-        CW_STORE(W5, &self->core, core, relaxed);
+    if (CW_LOAD(W5, word, relaxed) != core)
+        CW_STORE(W5, word, core, relaxed);
+}
+
+static uint32_t core_of(const cw_a32 *word) {
+    /* W6: advice only: a wrong answer costs time and never correctness. */
+    return CW_LOAD(W6, (cw_a32 *)word, relaxed);
+}
+
+static bool elsewhere(const cw_a32 *word) {
+    return core_of(word) != (uint32_t)sched_getcpu() + 1;
+}
+
+static bool known_elsewhere(const cw_a32 *word) {
+    return core_of(word) != 0 && elsewhere(word);
+}
+
+void cw_sleeper_here(struct cw_sleeper *self) {
+    here(&self->core);
 }
 
 bool cw_sleeper_spin_pays(const struct cw_sleeper *other) {
-    /* W6: advice only: a wrong answer costs time and never correctness. */
-    uint32_t core = CW_LOAD(W6, (cw_a32 *)&other->core, relaxed);
-    if (CW_LOAD(W6, (cw_a32 *)&other->asleep, relaxed))
-        return false;
-    return core != 0 && core != (uint32_t)sched_getcpu() + 1;
+    return !CW_LOAD(W6, (cw_a32 *)&other->asleep, relaxed) && known_elsewhere(&other->core);
 }
 
 bool cw_sleeper_elsewhere(const struct cw_sleeper *other) {
-    uint32_t core = CW_LOAD(W6, (cw_a32 *)&other->core, relaxed);
-    return core != (uint32_t)sched_getcpu() + 1;
+    return elsewhere(&other->core);
 }
 
 void cw_sleeper_announce(struct cw_sleeper *self) {
@@ -97,11 +109,11 @@ void cw_sleeper_rouse(struct cw_sleeper *other) {
 }
 
 uint32_t cw_bell_announce(struct cw_bell *bell) {
-    /* W7: pairs with W11: who reads the new number announces itself after W10 cleared the word. An
-     * old number only makes the sleep end at once. */
+    /* W7: before W8, which orders it: a waker that counts us (W9) moves the number (W11) after we
+     * have read it, so our sleep ends. An old number only makes the sleep end at once. */
     uint32_t rings = CW_LOAD(W7, &bell->rings, acquire);
     /* W8: before we look at the condition for the last time; pairs with W9. */
-    CW_STORE(W8, &bell->sleeper.asleep, 1, seq_cst);
+    CW_ADD(W8, &bell->announced, 1, seq_cst);
     return rings;
 }
 
@@ -109,23 +121,46 @@ int cw_bell_sleep(struct cw_bell *bell, uint32_t rings, int64_t timeout_ns) {
     return futex_sleep(&bell->rings, rings, timeout_ns);
 }
 
-static void bell_move(struct cw_bell *bell) {
-    /* W10: before the number moves (W11). It may clear the word of one who has just announced
-     * itself and read the old number: the number has moved for that one too. */
-    CW_STORE(W10, &bell->sleeper.asleep, 0, relaxed);
-    /* W11: release, for W10 and for the effect; pairs with W7. */
+/* Ends all sleeps up to the announced one; woken: how many were before we looked. */
+static void bell_move(struct cw_bell *bell, uint32_t woken, uint32_t announced) {
+    /* W11: release, for the effect; pairs with W7. After W9: see W7. */
     CW_ADD(W11, &bell->rings, 1, release);
     syscall(SYS_futex, &bell->rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    /* W13: after the call, so that a death before it leaves it to the next waker. Another waker may
+     * have noted more meanwhile; then ours is not needed. */
+    (void)CW_CAS(W13, &bell->woken, &woken, announced, release);
 }
 
 bool cw_bell_wake(struct cw_bell *bell) {
+    /* W10: how many need no waker. Older is safe: then we make a call for nobody. */
+    uint32_t woken = CW_LOAD(W10, &bell->woken, relaxed);
     /* W9: after the effect was published (seq_cst); pairs with W8. */
-    if (!CW_LOAD(W9, &bell->sleeper.asleep, seq_cst))
+    uint32_t announced = CW_LOAD(W9, &bell->announced, seq_cst);
+    if (announced == woken)
         return false;
-    bell_move(bell);
+    bell_move(bell, woken, announced);
     return true;
 }
 
 void cw_bell_rouse(struct cw_bell *bell) {
-    bell_move(bell);
+    uint32_t woken = CW_LOAD(W10, &bell->woken, relaxed); /* W10, W9: as above */
+    bell_move(bell, woken, CW_LOAD(W9, &bell->announced, seq_cst));
+}
+
+bool cw_bell_waits(const struct cw_bell *bell) {
+    /* W6: advice only. */
+    return CW_LOAD(W6, (cw_a32 *)&bell->announced, relaxed) !=
+           CW_LOAD(W6, (cw_a32 *)&bell->woken, relaxed);
+}
+
+void cw_bell_here(struct cw_bell *bell) {
+    here(&bell->core);
+}
+
+bool cw_bell_elsewhere(const struct cw_bell *bell) {
+    return elsewhere(&bell->core);
+}
+
+bool cw_bell_spin_pays(const struct cw_bell *bell) {
+    return !cw_bell_waits(bell) && known_elsewhere(&bell->core);
 }

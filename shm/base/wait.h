@@ -14,7 +14,13 @@
  * A sleeper that dies leaves asleep=1: the next waker makes one system call that wakes nobody, and
  * clears it. A waker that dies before W2, or between clearing the word and its system call, wakes
  * nobody. So whoever waits for a process also watches for that process's death, and whoever notices
- * it rouses the bell, whatever the word says.
+ * it rouses the sleeper, whatever the word says.
+ *
+ * A bell does not depend on that: announcements are counted, and what a waker has done is noted
+ * only after its system call. Invariant: each of the first `woken` announced sleeps has ended, or
+ * ends at once. So a waker that dies at any moment leaves either all awake or `announced` ahead of
+ * `woken`, and the next waker makes the call. (Before, a dead waker's cleared word hid the sleepers
+ * from all later ones.)
  */
 #ifndef CW_SHM_BASE_WAIT_H
 #define CW_SHM_BASE_WAIT_H
@@ -55,13 +61,21 @@ bool cw_sleeper_wake(struct cw_sleeper *other);
 /* A futex wake whatever the word says: for who noticed a death. The sleeper looks again. */
 void cw_sleeper_rouse(struct cw_sleeper *other);
 
-struct cw_bell { /* 16 bytes, shared; zeros are a bell that nobody waits at */
-    struct cw_sleeper
-        sleeper;  /* asleep: somebody waits here; never cancelled, only wakers clear it */
-    cw_a32 rings; /* the futex: rises with each wake-up */
-    uint32_t reserved;
+struct cw_bell {      /* 16 bytes, shared; zeros are a bell that nobody waits at */
+    cw_a32 announced; /* sleeps that were announced here so far */
+    cw_a32 core;      /* core on which one that sleeps here last ran + 1; 0 unknown */
+    cw_a32 rings;     /* the futex: rises with each wake-up */
+    cw_a32 woken;     /* so many of the announced were woken for certain */
 };
 
+/* Publishes the core that the caller runs on. Cheap (no system call). */
+void cw_bell_here(struct cw_bell *bell);
+/* May it pay to spin for those who sleep here? Nobody does, and the last ran on another core. */
+bool cw_bell_spin_pays(const struct cw_bell *bell);
+/* Did the last that slept here run on another core than the caller, or nobody knows where? */
+bool cw_bell_elsewhere(const struct cw_bell *bell);
+/* Has anybody announced a sleep that no waker is known to have ended? */
+bool cw_bell_waits(const struct cw_bell *bell);
 /* Announces sleep (W8) and returns the number to sleep on. The caller then looks at its condition.
  */
 uint32_t cw_bell_announce(struct cw_bell *bell);

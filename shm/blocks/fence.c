@@ -13,9 +13,10 @@ void cw_fence_init(struct cw_fence *fence) {
     CW_STORE(F0, &fence->enqueued, 0, relaxed);
     CW_STORE(F0, &fence->completed, 0, relaxed);
     CW_STORE(F0, &fence->final, 0, relaxed);
-    CW_STORE(F0, &fence->waiters.sleeper.asleep, 0, relaxed);
-    CW_STORE(F0, &fence->waiters.sleeper.core, 0, relaxed);
+    CW_STORE(F0, &fence->waiters.announced, 0, relaxed);
+    CW_STORE(F0, &fence->waiters.core, 0, relaxed);
     CW_STORE(F0, &fence->waiters.rings, 0, relaxed);
+    CW_STORE(F0, &fence->waiters.woken, 0, relaxed);
 }
 
 void cw_fence_enqueue(struct cw_fence *fence, uint64_t value) {

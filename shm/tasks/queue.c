@@ -225,8 +225,8 @@ static struct side side_get(struct cw_queue_core *queue) {
 static enum verdict spin(struct cw_queue_core *queue, const struct side *side, uint64_t bytes,
                          struct cw_queue_place *place) {
     enum verdict verdict = WAIT;
-    cw_sleeper_here(&side->wait_at->sleeper);
-    if (!cw_sleeper_spin_pays(&side->wake_at->sleeper))
+    cw_bell_here(side->wait_at);
+    if (!cw_bell_spin_pays(side->wake_at))
         return WAIT;
     int64_t end_ns = cw_now_ns() + CW_SPIN_NS;
     do {
@@ -272,7 +272,7 @@ static int begin(struct cw_queue_core *queue, const struct side *side, uint64_t 
             /* What we waited for may be gone: others were before us. */
             verdict = side->look(queue, bytes, place);
             if (verdict == GO) {
-                cw_sleeper_here(&side->wait_at->sleeper);
+                cw_bell_here(side->wait_at);
                 cw_bell_wake(side->wake_at); /* before anything is published */
                 return 0;
             }

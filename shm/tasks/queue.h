@@ -34,7 +34,8 @@
  * every writer before that had published, and would have been seen in the count; every writer that
  * takes the turn later sees the announcement and wakes it BEFORE it publishes. The reader then
  * finds the turn taken and looks again until the item is there, or the turn is free, or its holder
- * dead. So a writer that dies at any moment either has put nothing, or every reader is awake.
+ * dead. So a writer that dies at any moment either has put nothing, or every reader is awake
+ * (one that dies while it wakes them leaves them to the next: wait.h).
  * Readers wake writers in the same way. Where a turn is taken the sleep is short (it doubles to
  * CW_QUEUE_LOOK_NS) and each time over the holder's life is looked at.
  *

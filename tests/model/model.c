@@ -150,6 +150,7 @@ static const struct {
 } unneeded[] = {
     {"W4", MODEL_RMW, MODEL_NOT_ACQUIRE, "the sleeper looks again by itself (R4, R5)"},
     {"W4", MODEL_RMW, MODEL_NOT_RELEASE, "the sleeper looks again by itself (R4, R5)"},
+    {"W13", MODEL_RMW, MODEL_NOT_RELEASE, "the kernel's wake stands between the number and it"},
     {"B2", MODEL_RMW, MODEL_NOT_ACQUIRE, "B1 loads the word again"},
     {"B2", MODEL_RMW, MODEL_NOT_RELEASE, "a taker has nothing to publish"},
     {"B4", MODEL_RMW, MODEL_NOT_ACQUIRE, "L2 acquired the last drop"},

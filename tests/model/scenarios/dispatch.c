@@ -409,17 +409,17 @@ static void helper_sleeps(void) {
 
 static void init_0_has_one_and_helper_sleeps(void) {
     init_0_has_one();
-    atomic_store(&words.helper.sleeper.asleep, 1);
+    atomic_store(&words.helper.announced, 1);
 }
 
 static void init_0_has_one_and_listener_sleeps(void) {
     init_0_has_one_and_one_listens();
-    atomic_store(&words.answers.sleeper.asleep, 1);
+    atomic_store(&words.answers.announced, 1);
 }
 
 static void init_both_have_one_and_listener_sleeps(void) {
     init_both_have_one_and_one_listens();
-    atomic_store(&words.answers.sleeper.asleep, 1);
+    atomic_store(&words.answers.announced, 1);
 }
 
 /* After the burial: nobody is left to wake who sleeps but this answer. */

@@ -25,7 +25,7 @@ static void fresh(uint64_t max_items) {
     memset(&queue, 0, sizeof queue);
     queue.max_items = max_items;
     /* All run on one core, and have said so: nobody spins, and advice makes no steps. */
-    queue.filled.sleeper.core = queue.freed.sleeper.core = 1;
+    queue.filled.core = queue.freed.core = 1;
     for (unsigned i = 0; i < 2; i++) {
         cells[i] = 0;
         model_plain(&cells[i]);

@@ -151,6 +151,37 @@ static void all_answered(void) {
         MODEL_CHECK(ghost.served >= ghost.asked);
 }
 
+/* ---- a bell: a waker with nothing to say may die in the middle of it ---- */
+
+static struct cw_bell bell;
+static cw_a64 said;
+
+static void init_bell(void) {
+    memset(&bell, 0, sizeof bell);
+    memset(&said, 0, sizeof said);
+}
+
+static void wake_for_nothing(void) {
+    cw_bell_wake(&bell);
+}
+
+static void rouse_for_nothing(void) {
+    cw_bell_rouse(&bell);
+}
+
+static void say(void) {
+    CW_STORE(F2, &said, 1, seq_cst); /* F2, F3: as a fence does */
+    cw_bell_wake(&bell);
+}
+
+static void hear(void) {
+    while (!CW_LOAD(F3, &said, seq_cst)) {
+        uint32_t rings = cw_bell_announce(&bell);
+        if (!CW_LOAD(F3, &said, seq_cst))
+            cw_bell_sleep(&bell, rings, -1);
+    }
+}
+
 #define SLEEP(text, says, start, end, dies, ...)                                                   \
     {                                                                                              \
         .name = text, .promise = says, .init = start, .final = end, .threads = {__VA_ARGS__},      \
@@ -166,5 +197,9 @@ const struct model_scenario model_sleep_scenarios[] = {
           all_answered, 1, client, serve),
     SLEEP("sleep, broker dies", "the client does not wait for ever", init, all_answered, 2, client,
           serve),
+    SLEEP("bell, a waker dies beside another", "who sleeps hears the other", init_bell, NULL, 1,
+          wake_for_nothing, say, hear),
+    SLEEP("bell, who rouses dies beside a waker", "who sleeps hears the waker", init_bell, NULL, 1,
+          rouse_for_nothing, say, hear),
     {.name = NULL},
 };

@@ -203,7 +203,7 @@ static void call_beside(struct cw_queue_end *end, void *(*function)(void *)) {
         calls[i] = (struct call){.timeout_ns = i * 1000};
         pthread_create(&calls[i].thread, NULL, function, &calls[i]);
     }
-    EVENTUALLY(atomic_load(&end->bell.sleeper.asleep) || calls[0].over || calls[1].over);
+    EVENTUALLY(cw_bell_waits(&end->bell) || calls[0].over || calls[1].over);
     assert_false(calls[0].over || calls[1].over);
 }
 
@@ -271,7 +271,7 @@ static void who_watches_sees_puts_and_takes(void **state) {
         *call = (struct call){.timeout_ns = i};
         pthread_create(&call->thread, NULL, watch, call);
         struct cw_bell *bell = i ? &core()->freed : &core()->filled;
-        EVENTUALLY(atomic_load(&bell->sleeper.asleep));
+        EVENTUALLY(cw_bell_waits(bell));
         assert_false(call->over);
         if (i == 0)
             OK(put(1, 8, 0));

@@ -181,11 +181,27 @@ static void a_bell_is_roused_whatever_its_word_says(void **state) {
     (void)state;
     struct cw_bell bell = {0};
     uint32_t rings = cw_bell_announce(&bell);
-    atomic_store(&bell.sleeper.asleep, 0); /* a waker that died before its system call */
+    atomic_store(&bell.woken, 1); /* as if nobody slept */
     assert_false(cw_bell_wake(&bell));
     assert_int_equal(cw_bell_sleep(&bell, rings, 1000000), -ETIMEDOUT);
     cw_bell_rouse(&bell);
     assert_int_equal(cw_bell_sleep(&bell, rings, -1), 0);
+}
+
+/* The futex stands before the number moves, so the sleep does not end by itself. */
+static void a_waker_that_died_before_its_call_leaves_it_to_the_next(void **state) {
+    (void)state;
+    struct belfry belfry = {0};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, wait_at_bell, &belfry), 0);
+    while (!cw_bell_waits(&belfry.bell))
+        sched_yield();
+    usleep(50000);
+    atomic_fetch_add(&belfry.bell.rings, 1); /* the dead one came so far (W11) */
+    atomic_store(&belfry.condition, 1);
+    assert_true(cw_bell_wake(&belfry.bell));
+    pthread_join(thread, NULL);
+    assert_false(cw_bell_wake(&belfry.bell));
 }
 
 static void a_sleeper_that_died_costs_one_call_once(void **state) {
@@ -248,6 +264,7 @@ int main(void) {
         cmocka_unit_test(a_bell_where_nobody_waits_costs_no_system_call),
         cmocka_unit_test(a_ring_between_announcement_and_sleep_is_not_lost),
         cmocka_unit_test(a_bell_is_roused_whatever_its_word_says),
+        cmocka_unit_test(a_waker_that_died_before_its_call_leaves_it_to_the_next),
         cmocka_unit_test(a_sleeper_that_died_costs_one_call_once),
         cmocka_unit_test(spinning_pays_only_for_an_awake_side_on_another_core),
         cmocka_unit_test(the_clock_only_rises),

@@ -287,6 +287,9 @@ void *cw_array_data(const cw_array *array);
 /* Bytes from the lowest to the highest that the array spans. */
 uint64_t cw_array_nbytes(const cw_array *array);
 int cw_array_readonly(const cw_array *array);
+/* Will nobody write to its memory any more, whoever opens it? 1 of what lies in a published tree
+ * (without CW_TREE_UNSEALED) or came from another node; else 0. Never blocks. */
+int cw_array_sealed(const cw_array *array);
 /* The layout; its pointers are borrowed from array. */
 void cw_array_layout(const cw_array *array, cw_layout *out);
 /* "cpu", or "cuda:N" by this process's mask; borrowed. */
@@ -432,7 +435,7 @@ enum cw_leaf_flags {
     CW_LEAF_TRANSIENT = 1, /* of a buffer: it is no part of the module's state */
     CW_LEAF_HASHED = 2     /* its hash is known */
 };
-enum cw_tree_flags { CW_TREE_NO_HASH = 512, CW_TREE_HASH = 1024 };
+enum cw_tree_flags { CW_TREE_NO_HASH = 512, CW_TREE_HASH = 1024, CW_TREE_UNSEALED = 4096 };
 
 typedef struct cw_leaf {
     const char *path; /* terminated; 1 to CW_PATH_MAX bytes of UTF-8 without control characters */
@@ -468,8 +471,10 @@ typedef struct cw_tree_info {
  * not overlap but for aliases. meta: up to CW_TREE_META_MAX bytes of the caller's.
  *
  * flags: CW_REPLACE, CW_KEEP, CW_REMOTE_READ as cw_array_put() has them. CW_TREE_NO_HASH: no leaf
- * gets a hash; CW_TREE_HASH: each does (default: those in host memory). if_version: which version
- * the name must mean for this to be done; 0: none; CW_ANY_VERSION.
+ * gets a hash; CW_TREE_HASH: each does (default: those in host memory). CW_TREE_UNSEALED: who has
+ * the arrays writable may go on writing, in sections, which order readers and tell them of a
+ * writer's death; no leaf gets a hash, no mount takes the tree, and no other node may fetch it.
+ * if_version: which version the name must mean for this to be done; 0: none; CW_ANY_VERSION.
  *
  * The caller owns *out, the version that was published: cw_tree_close(). NULL: it is not wanted.
  * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken), -ESTALE (the name

@@ -366,6 +366,11 @@ int cw_tree_find(const cw_tree *tree, const char *path, uint32_t *number) {
                 : 0;
 }
 
+int cw_array_sealed(const cw_array *array) {
+    return array ? cw_block_frozen(&array->slab->table->blocks[array->block], array->gen)
+                 : cw_needs("an array");
+}
+
 /* Does the slab of a part lie where the index says? */
 static int check_device(const cw_array *array, const struct cw_index_part *part) {
     const struct cw_slab *slab = array->home_slab;

@@ -58,6 +58,7 @@ def put(
     meta: Any = None,
     if_version: int | None = None,
     hashed: bool | None = None,
+    seal: bool = True,
 ) -> Tree: ...
 @overload
 def put(
@@ -87,6 +88,7 @@ def put(
     if_version: int | None = None,
     as_tree: bool | None = None,
     hashed: bool | None = None,
+    seal: bool = True,
 ) -> Any:
     """Gives an array a name under which every process of this user finds it.
 
@@ -115,6 +117,8 @@ def put(
         meta: for a tree: an object that JSON can represent, for its readers.
         if_version: for a tree: put it only if the name means this version; 0: only if the name does not exist.
         hashed: for a tree: whether its leaves get a hash, for `Tree.verify`; None: only those in host memory.
+        seal: for a tree: False: this process may go on to write its leaves on GPUs, by `Tree.update` of what is returned. Such a
+            tree has no hashes, and cannot be got with `swappable=True` or from another node.
         as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
@@ -149,12 +153,18 @@ def put(
     if as_tree or (as_tree is None and tree.is_tree(array)):
         if hashed is not None:
             flags |= lib.CW_TREE_HASH if hashed else lib.CW_TREE_NO_HASH
+        if not flag("seal", seal):
+            if hashed or remote is not None:
+                raise ValueError(
+                    "seal=False: the tree changes in place, so it has no hashes and is not for other nodes; leave hashed= and remote= out"
+                )
+            flags |= lib.CW_TREE_UNSEALED
         return tree.put(
             name, array, flags=flags, if_version=if_version, meta=meta, device=device, copy=copy
         )
-    if (meta, if_version, hashed) != (None, None, None):
+    if (meta, if_version, hashed, seal) != (None, None, None, True):
         raise ValueError(
-            "meta=, if_version= and hashed= are only for trees; put a dict of arrays, or leave them out"
+            "meta=, if_version=, hashed= and seal= are only for trees; put a dict of arrays, or leave them out"
         )
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":

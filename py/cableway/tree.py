@@ -47,6 +47,7 @@ from cableway._tree.swapping import (
     wait_after,
 )
 from cableway._tree.table import Row, rows
+from cableway._tree.updating import Updating
 from cableway.array import Array
 from cableway.errors import Error, NameNotFound, Stale, VersionChanged
 
@@ -60,15 +61,15 @@ class NotATree(Error):
     """The name means an array."""
 
 
-class Tree(Swapping, Mapping[str, Array]):
+class Tree(Swapping, Updating, Mapping[str, Array]):
     """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
 
     It holds one lease, and by that all of its memory, for as long as it is there; so does each array that was taken out of it.
-    A version never changes. To see a later one, get it (`newer`, `cw.get(name)`), or exchange this one for it (`swap`), if it was
+    A version never changes (but see `update`). To see a later one, get it (`newer`, `cw.get(name)`), or exchange this one for it (`swap`), if it was
     got with `swappable=True`.
     """
 
-    __slots__ = ("_leases",)
+    __slots__ = ("_leases", "_writes")
 
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
@@ -207,7 +208,8 @@ class Tree(Swapping, Mapping[str, Array]):
             else:
                 connection = client.current()
                 lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
-            _parts.add(lease)
+            if self._mount is not None or lib.cw_array_sealed(lease.pointer):
+                _parts.add(lease)
             leases[number] = lease
         return lease
 
@@ -327,7 +329,7 @@ class Tree(Swapping, Mapping[str, Array]):
         """Ends this handle. Arrays that were taken out of it stay valid. May be repeated."""
         self._closed = True
         self._leases = {}
-        self._mount = self._next = self._table = None
+        self._mount = self._next = self._table = self._writes = None
         self._described = Described(None, self._described.info, (0, 0))
 
     def __enter__(self) -> Tree:
@@ -363,7 +365,7 @@ def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     made._run = client.current().instance
     made._name = name
     made._leases = {}
-    made._next = made._table = None
+    made._next = made._table = made._writes = None
     made._turn = new_turn()
     made._described = described(cell)
     made._mount = mounted(cell[0]) if swappable else None
@@ -423,9 +425,10 @@ def put(
     """Publishes a tree; see `cableway.put`."""
     if if_version is not None and not 0 <= index(if_version) < (1 << 64) - 1:
         raise ValueError(f"a version is a number from 0 on, not {if_version}")
-    if isinstance(value, Tree) and meta is None and device is None and copy is not True:
+    sealed = not flags & lib.CW_TREE_UNSEALED
+    if isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
         return _name_again(name, value, flags, if_version)
-    cell = publish(
+    cell, places = publish(
         name.encode(),
         flatten(value),
         flags=flags,
@@ -433,9 +436,12 @@ def put(
         meta=meta,
         device=device,
         copy=copy,
-        frozen=_parts,
+        frozen=() if flags & lib.CW_TREE_UNSEALED else _parts,
     )
-    return make(cell, name)
+    made = make(cell, name)
+    if flags & lib.CW_TREE_UNSEALED:
+        made._writes = places
+    return made
 
 
 def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tree:

@@ -528,6 +528,11 @@ int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, c
 /* The same tree without a lease: its leaves and metadata can be looked at, and nothing is held.
  * Handles, names and parts of it are -ESTALE. The caller owns *out. */
 int cw_tree_describe(const cw_tree *tree, cw_tree **out);
+/* The same of what a name means, also on another node ("//NODE/NAME"), of which the index alone is
+ * fetched: leaves, metadata, and which devices parts lie on there; the tree is not held. timeout_ns
+ * as cw_tree_get_at() has it. -ENOENT, -ENOTDIR (it is an array), -EPROTO, -ETIMEDOUT, -EREMOTEIO,
+ * -EDQUOT. Blocks. */
+int cw_tree_describe_name(cw_client *client, const char *name, int64_t timeout_ns, cw_tree **out);
 
 /*
  * A tree's parts at addresses of this process that stay the same while the memory there changes:

@@ -432,6 +432,27 @@ int cw_tree_describe(const cw_tree *tree, cw_tree **out) {
     return code;
 }
 
+int cw_tree_describe_name(cw_client *client, const char *name, int64_t timeout_ns, cw_tree **out) {
+    struct cw_name_key key;
+    cw_tree *held;
+    if (!out)
+        return cw_needs("a place for the tree's description");
+    int code = cw_name_key_make(client, name, &key);
+    if (code == 0 && cw_remote_name(name)) {
+        code = cw_tree_fetch_description(client, &key, timeout_ns, out);
+        if (code != -ELOOP)
+            return code;
+        name = cw_remote_local(name);
+    }
+    if (code == 0 || code == -ELOOP)
+        code = get_here(client, name, 0, &held);
+    if (code)
+        return code;
+    code = cw_tree_describe(held, out);
+    cw_tree_close(held);
+    return code;
+}
+
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out) {
     struct cw_index index;
     cw_array *array;

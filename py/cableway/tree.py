@@ -17,8 +17,8 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
-from operator import index
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -30,7 +30,7 @@ from cableway._core import dtypes, words
 from cableway._core.deadlines import left_ns
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again, usable
+from cableway._core.leases import Lease, lease_again, lease_of_handle, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._cuda import interop
 from cableway._tree import modules
@@ -195,7 +195,7 @@ class Tree(Swapping, Updating, Mapping[str, Array]):
     def _array(self, leaf: Any) -> Array:
         layout = self._layout(leaf)
         if not leaf.size_bytes:
-            return create.empty(layout.shape, layout.dtype)
+            return _without_bytes(layout)
         return arrays.make(self._part(leaf.part), layout, leaf.offset_bytes + layout.origin)
 
     def _part(self, number: int) -> Lease:
@@ -358,11 +358,21 @@ class Tree(Swapping, Updating, Mapping[str, Array]):
         return open_handle, (raw, self.version, self._name, client.current().address)
 
 
+def _without_bytes(layout: Layout) -> Array:
+    """A leaf of size 0: memory of its own, opened read-only, as all leaves are."""
+    made = create.empty(layout.shape, layout.dtype)
+    pointer, handle = made._open_lease().pointer, ffi.new("cw_handle *")
+    check_again(lib.cw_array_export, pointer, 0, handle)
+    raw = bytes(ffi.buffer(handle))
+    lease = lease_of_handle(client.current(), raw, layout, lib.CW_READONLY)
+    return arrays.make(lease, layout, layout.origin)
+
+
 def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     """The Tree of a cell (extra.h) that has one."""
     made = Tree.__new__(Tree)
     made._closed = False
-    made._run = client.current().instance
+    made._pid, made._run = os.getpid(), client.current().instance
     made._name = name
     made._leases = {}
     made._next = made._table = made._writes = None
@@ -423,8 +433,8 @@ def put(
     copy: bool | None = None,
 ) -> Tree:
     """Publishes a tree; see `cableway.put`."""
-    if if_version is not None and not 0 <= index(if_version) < (1 << 64) - 1:
-        raise ValueError(f"a version is a number from 0 on, not {if_version}")
+    if if_version is not None:
+        if_version = checked(if_version, "if_version", 0)
     sealed = not flags & lib.CW_TREE_UNSEALED
     if isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
         return _name_again(name, value, flags, if_version)

@@ -48,7 +48,7 @@ static int grow(struct publication *p) {
     uint32_t room = p->room ? 2 * p->room : 16, mask = 4 * room - 1;
     if (p->part_count == CW_PARTS_MAX)
         return cw_fail(-EDQUOT,
-                       "the leaves lie in more than %u pieces of memory (CW_PARTS_MAX): copy them "
+                       "the leaves lie in more than %u pieces of memory: copy them "
                        "into fewer",
                        CW_PARTS_MAX);
     struct cw_index_part *parts = realloc(p->parts, room * sizeof *parts);
@@ -310,7 +310,7 @@ static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t co
                                 "out");
     if (count > CW_LEAVES_MAX)
         return cw_fail(-EDQUOT,
-                       "a tree of %u leaves was asked for, %u are possible (CW_LEAVES_MAX)", count,
+                       "a tree of %u leaves was asked for, %u are possible: split the tree", count,
                        CW_LEAVES_MAX);
     return 0;
 }

@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, overload
 
 from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
-from cableway._core.arguments import flag, name_bytes
+from cableway._core.arguments import flag, name_bytes, optional_flag
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
@@ -146,6 +146,8 @@ def put(
     check(lib.cw_name_check(encoded))
     flags = lib.CW_REPLACE if flag("replace", replace) else 0
     flags |= lib.CW_KEEP if flag("keep", keep) else 0
+    copy, hashed = optional_flag("copy", copy), optional_flag("hashed", hashed)
+    as_tree = optional_flag("as_tree", as_tree)
     if remote is not None:
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
@@ -249,7 +251,13 @@ def get(
     6
     """
     encoded = name_bytes(name)
+    if readonly is not False or swappable is not False:
+        readonly, swappable = flag("readonly", readonly), flag("swappable", swappable)
     if device is not None and not isinstance(device, str):
+        if not isinstance(device, Sequence):
+            raise TypeError(
+                f"device must be a string such as 'cpu' or 'cuda:0', or a list of such, not {type(device).__name__}"
+            )
         return _tree_on(name, tuple(device), version, timeout)
     if device is not None:
         device = resolve(device)

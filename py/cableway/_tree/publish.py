@@ -7,7 +7,6 @@ a multiple of CW_LEAF_ALIGN bytes. So two versions of a model have the same layo
 from __future__ import annotations
 
 import errno
-import json
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import copies
 from cableway._core import dtypes, layouts, leases, words
+from cableway._core.arguments import json_bytes
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
@@ -166,7 +166,7 @@ def publish(
     Raises:
         NameTaken, VersionChanged, LimitExceeded, ProducerDied, and what `asarray` raises of a leaf, with its path.
     """
-    about = json.dumps({} if meta is None else meta, allow_nan=False).encode()
+    about = json_bytes("meta", {} if meta is None else meta)
     place = None if device is None else resolve(device)
     with uncollected():
         sources = sources_of(found, place, copy, frozen)

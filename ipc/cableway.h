@@ -484,6 +484,22 @@ typedef struct cw_tree_info {
 int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
                 const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
                 cw_tree **out);
+typedef struct cw_version_info {
+    char name[201];
+    uint32_t latest; /* 1: it is what the name means; else 0 */
+    uint64_t version, total_bytes;
+    uint64_t created_ns; /* CLOCK_REALTIME, of its put */
+    uint32_t holders;    /* processes that have it open */
+    uint32_t listed;     /* of these so many are in pids */
+    uint32_t pids[64];
+    uint64_t reserved[4];
+} cw_version_info;
+/* Of the versions of a tree's name that are alive, in the order of their numbers, the first one
+ * after `after` (0: the first one). begins != 0: of all names of the namespace that begin with
+ * name, which may be empty. What is held is its index: who has only closed trees' arrays is not
+ * counted. -ENOENT: there is none (without a sentence). Blocks. */
+int cw_version_next(cw_client *client, const char *name, int begins, uint64_t after,
+                    cw_version_info *out);
 /* Gives a tree that is held another name, or the same one again: a version of its own, of the same
  * memory. As cw_tree_put(). */
 int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,

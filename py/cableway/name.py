@@ -59,6 +59,8 @@ def put(
     if_version: int | None = None,
     hashed: bool | None = None,
     seal: bool = True,
+    max_old: int | None = None,
+    timeout: float | None = 0,
 ) -> Tree: ...
 @overload
 def put(
@@ -89,6 +91,8 @@ def put(
     as_tree: bool | None = None,
     hashed: bool | None = None,
     seal: bool = True,
+    max_old: int | None = None,
+    timeout: float | None = 0,
 ) -> Any:
     """Gives an array a name under which every process of this user finds it.
 
@@ -119,6 +123,10 @@ def put(
         hashed: for a tree: whether its leaves get a hash, for `Tree.verify`; None: only those in host memory.
         seal: for a tree: False: this process may go on to write its leaves on GPUs, by `Tree.update` of what is returned. Such a
             tree has no hashes, and cannot be got with `swappable=True` or from another node.
+        max_old: for a tree: how many versions before the new one processes may have open, the one that it replaces included, when
+            it is put (`cableway ls --old` lists them). If there are more, nothing is copied until they are closed.
+        timeout: with max_old: seconds to wait for that; 0: do not wait, None: for ever. Then `LimitExceeded`, which names the
+            processes.
         as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
@@ -162,11 +170,19 @@ def put(
                 )
             flags |= lib.CW_TREE_UNSEALED
         return tree.put(
-            name, array, flags=flags, if_version=if_version, meta=meta, device=device, copy=copy
+            name,
+            array,
+            flags=flags,
+            if_version=if_version,
+            meta=meta,
+            device=device,
+            copy=copy,
+            max_old=max_old,
+            timeout=timeout,
         )
-    if (meta, if_version, hashed, seal) != (None, None, None, True):
+    if (meta, if_version, hashed, seal, max_old) != (None, None, None, True, None):
         raise ValueError(
-            "meta=, if_version=, hashed= and seal= are only for trees; put a dict of arrays, or leave them out"
+            "meta=, if_version=, hashed=, seal= and max_old= are only for trees; put a dict of arrays, or leave them out"
         )
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":

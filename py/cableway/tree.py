@@ -27,6 +27,7 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
+from cableway._core.arguments import count
 from cableway._core.deadlines import left_ns
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
@@ -35,6 +36,7 @@ from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
+from cableway._tree.old_versions import await_room
 from cableway._tree.publish import ANY_VERSION, publish
 from cableway._tree.swapping import (
     Described,
@@ -431,10 +433,14 @@ def put(
     meta: Any = None,
     device: str | None = None,
     copy: bool | None = None,
+    max_old: int | None = None,
+    timeout: float | None = 0,
 ) -> Tree:
     """Publishes a tree; see `cableway.put`."""
     if if_version is not None:
         if_version = checked(if_version, "if_version", 0)
+    if max_old is not None:
+        await_room(name, count("max_old", max_old), timeout)
     sealed = not flags & lib.CW_TREE_UNSEALED
     if isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
         return _name_again(name, value, flags, if_version)

@@ -116,23 +116,24 @@ static void cwpy_turn_init(uint64_t *turn) {
 
 static int cwpy_turn_take(uint64_t *turn, int64_t timeout_ns, int *cell) {
     const uint64_t me = (uintptr_t)&cwpy_this_thread;
+    volatile uint64_t *has = &turn[4]; /* a word; who reads its own number has written it */
     struct timespec end;
-    if (__atomic_load_n(&turn[4], __ATOMIC_RELAXED) == me)
-        return -2; /* only this thread writes that */
+    if (*has == me)
+        return -2;
     clock_gettime(CLOCK_REALTIME, &end);
     end.tv_nsec += timeout_ns % 1000000000;
     end.tv_sec += timeout_ns / 1000000000 + end.tv_nsec / 1000000000;
     end.tv_nsec %= 1000000000;
     if (sem_timedwait((sem_t *)(void *)turn, &end) < 0)
         return -1;
-    __atomic_store_n(&turn[4], me, __ATOMIC_RELAXED);
+    *has = me;
     *cell = 1;
     return 0;
 }
 
 static void cwpy_turn_end(uint64_t *turn, int *cell) {
     if (*cell) {
-        __atomic_store_n(&turn[4], 0, __ATOMIC_RELAXED);
+        *(volatile uint64_t *)&turn[4] = 0;
         sem_post((sem_t *)(void *)turn);
     }
     *cell = 0;

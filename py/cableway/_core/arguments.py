@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from operator import index
+from typing import Any
 
 import numpy as np
 
-__all__ = ["flag", "json_bytes", "name_bytes", "optional_flag"]
+__all__ = ["count", "flag", "json_bytes", "name_bytes", "optional_flag"]
 
 
 def name_bytes(name: object) -> bytes:
@@ -51,3 +53,14 @@ def json_bytes(name: str, value: object) -> bytes:
         raise kind(
             f"{name} must be made of dict, list, str, int, float, bool and None, as in JSON: {error}"
         ) from None
+
+
+def count(name: str, value: Any) -> int:
+    """An argument that is a number of things."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if number < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value}")
+    return number

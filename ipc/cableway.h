@@ -287,6 +287,9 @@ void *cw_array_data(const cw_array *array);
 /* Bytes from the lowest to the highest that the array spans. */
 uint64_t cw_array_nbytes(const cw_array *array);
 int cw_array_readonly(const cw_array *array);
+/* Will nobody write to its memory any more, whoever opens it? 1 of what lies in a published tree
+ * (without CW_TREE_UNSEALED) or came from another node; else 0. Never blocks. */
+int cw_array_sealed(const cw_array *array);
 /* The layout; its pointers are borrowed from array. */
 void cw_array_layout(const cw_array *array, cw_layout *out);
 /* "cpu", or "cuda:N" by this process's mask; borrowed. */
@@ -432,7 +435,7 @@ enum cw_leaf_flags {
     CW_LEAF_TRANSIENT = 1, /* of a buffer: it is no part of the module's state */
     CW_LEAF_HASHED = 2     /* its hash is known */
 };
-enum cw_tree_flags { CW_TREE_NO_HASH = 512, CW_TREE_HASH = 1024 };
+enum cw_tree_flags { CW_TREE_NO_HASH = 512, CW_TREE_HASH = 1024, CW_TREE_UNSEALED = 4096 };
 
 typedef struct cw_leaf {
     const char *path; /* terminated; 1 to CW_PATH_MAX bytes of UTF-8 without control characters */
@@ -468,8 +471,10 @@ typedef struct cw_tree_info {
  * not overlap but for aliases. meta: up to CW_TREE_META_MAX bytes of the caller's.
  *
  * flags: CW_REPLACE, CW_KEEP, CW_REMOTE_READ as cw_array_put() has them. CW_TREE_NO_HASH: no leaf
- * gets a hash; CW_TREE_HASH: each does (default: those in host memory). if_version: which version
- * the name must mean for this to be done; 0: none; CW_ANY_VERSION.
+ * gets a hash; CW_TREE_HASH: each does (default: those in host memory). CW_TREE_UNSEALED: who has
+ * the arrays writable may go on writing, in sections, which order readers and tell them of a
+ * writer's death; no leaf gets a hash, no mount takes the tree, and no other node may fetch it.
+ * if_version: which version the name must mean for this to be done; 0: none; CW_ANY_VERSION.
  *
  * The caller owns *out, the version that was published: cw_tree_close(). NULL: it is not wanted.
  * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken), -ESTALE (the name
@@ -479,6 +484,22 @@ typedef struct cw_tree_info {
 int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
                 const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
                 cw_tree **out);
+typedef struct cw_version_info {
+    char name[201];
+    uint32_t latest; /* 1: it is what the name means; else 0 */
+    uint64_t version, total_bytes;
+    uint64_t created_ns; /* CLOCK_REALTIME, of its put */
+    uint32_t holders;    /* processes that have it open */
+    uint32_t listed;     /* of these so many are in pids */
+    uint32_t pids[64];
+    uint64_t reserved[4];
+} cw_version_info;
+/* Of the versions of a tree's name that are alive, in the order of their numbers, the first one
+ * after `after` (0: the first one). begins != 0: of all names of the namespace that begin with
+ * name, which may be empty. What is held is its index: who has only closed trees' arrays is not
+ * counted. -ENOENT: there is none (without a sentence). Blocks. */
+int cw_version_next(cw_client *client, const char *name, int begins, uint64_t after,
+                    cw_version_info *out);
 /* Gives a tree that is held another name, or the same one again: a version of its own, of the same
  * memory. As cw_tree_put(). */
 int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
@@ -523,6 +544,11 @@ int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, c
 /* The same tree without a lease: its leaves and metadata can be looked at, and nothing is held.
  * Handles, names and parts of it are -ESTALE. The caller owns *out. */
 int cw_tree_describe(const cw_tree *tree, cw_tree **out);
+/* The same of what a name means, also on another node ("//NODE/NAME"), of which the index alone is
+ * fetched: leaves, metadata, and which devices parts lie on there; the tree is not held. timeout_ns
+ * as cw_tree_get_at() has it. -ENOENT, -ENOTDIR (it is an array), -EPROTO, -ETIMEDOUT, -EREMOTEIO,
+ * -EDQUOT. Blocks. */
+int cw_tree_describe_name(cw_client *client, const char *name, int64_t timeout_ns, cw_tree **out);
 
 /*
  * A tree's parts at addresses of this process that stay the same while the memory there changes:

@@ -113,6 +113,8 @@ enum cw_op {
                            -EAGAIN when somebody else's claim is over, or the name means a later
                            version: look again */
     CW_OP_RELEASE,      /* no reply: a claim of the caller's is over */
+    CW_OP_NEXT_VERSION, /* reply: of the versions of a name, or of all whose key begins so, the
+                           earliest one after that which is said, or -ENOENT */
 };
 
 struct cw_message {
@@ -260,6 +262,20 @@ struct cw_version { /* PUT_TREE and FIND_VERSION reply */
     uint32_t slab, block;
     uint64_t gen, offset_bytes, size_bytes;
 };
+struct cw_next_version { /* NEXT_VERSION body; then key_bytes of key */
+    uint64_t after;
+    uint32_t begins; /* 1: of all names whose key begins so; 0: of this one */
+    uint32_t reserved;
+    struct cw_key key;
+};
+struct cw_version_found { /* NEXT_VERSION reply; then key_bytes of key */
+    struct cw_version at;
+    uint64_t created_ns;  /* CLOCK_REALTIME */
+    uint64_t total_bytes; /* of its leaves, as who put it said */
+    uint32_t key_bytes, reserved;
+};
+_Static_assert(sizeof(struct cw_next_version) == 24 && sizeof(struct cw_version_found) == 64,
+               "layout");
 struct cw_blocks { /* HOLDERS_OF body; then count of cw_block_name */
     uint32_t count;
     uint32_t reserved; /* 0 */

@@ -26,7 +26,7 @@ if (BUILD / "cableway-bridge").exists():  # where liburing and OpenSSL were ther
 
 
 class BuildWithPrograms(build_py):
-    """Puts the library beside the extensions, and the programs where cableway._core.programs finds them."""
+    """Puts the library beside the extensions, and the programs where _cableway_programs finds them."""
 
     def run(self) -> None:
         """Copies the package, then the library and the programs."""
@@ -72,6 +72,7 @@ setup(
     long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     packages=find_packages(include=["cableway", "cableway.*"]),
+    py_modules=["_cableway_programs"],
     data_files=[
         (f"share/man/man{section}", [os.path.relpath(page, ROOT / "py") for page in pages])
         for section, pages in manual().items()

@@ -34,6 +34,7 @@ static const struct option_row option_rows[] = {
     {"device", CLI_DEVICE, "DEVICE", "where it shall lie: cpu or cuda:N"},
     {"replace", CLI_REPLACE, NULL, "replace what the name means"},
     {"leaves", CLI_LEAVES, NULL, "list the leaves of a tree"},
+    {"old", CLI_OLD, NULL, "the earlier versions of trees that processes still have open"},
     {"after", CLI_AFTER, "VERSION", "until the name means a later version than this one"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)

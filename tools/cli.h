@@ -41,6 +41,7 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_REPLACE = 1024,
                   CLI_LEAVES = 2048,
                   CLI_AFTER = 4096,
+                  CLI_OLD = 8192,
 };
 
 #define CLI_DEVICES_MAX 64

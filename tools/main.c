@@ -21,7 +21,7 @@ static const struct cli_command commands[] = {
      "and then says so.\n",
      CLI_JSON, 0, 0, cmd_status},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
-     CLI_JSON | CLI_NAMESPACE | CLI_ALL, 0, 1, cmd_ls},
+     CLI_JSON | CLI_NAMESPACE | CLI_ALL | CLI_OLD, 0, 1, cmd_ls},
     {"stat", "NAME", "Show all that is known about one name.",
      "Of a tree that is its version, devices and meta, too; --leaves lists what it consists of.\n",
      CLI_JSON | CLI_NAMESPACE | CLI_LEAVES, 1, 1, cmd_stat},

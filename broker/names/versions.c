@@ -7,16 +7,19 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "broker/broker.h"
 #include "broker/memory/groups.h"
 #include "broker/names/names.h"
+#include "ipc/base/meta.h"
 
 struct cwd_version {
     struct cw_version put; /* put.version is the key of the table */
     struct cwd_group *group;
     struct cwd_version *prev, *next; /* of the group, the oldest first */
     UT_hash_handle hh;
+    uint64_t created_ns, total_bytes;
     size_t key_bytes;
     char key[];
 };
@@ -56,6 +59,18 @@ static void make_room(struct cwd_broker *b, struct cwd_group *group) {
         version_free(b, group->versions);
 }
 
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* As who put it says; 0 of what cannot be read. Told to those who ask, and used for nothing. */
+static uint64_t bytes_of(const char *meta, uint32_t meta_bytes) {
+    struct cw_meta_tree tree;
+    return cw_meta_tree_decode(meta, meta_bytes, &tree) == 0 ? tree.total_bytes : 0;
+}
+
 int cwd_version_put(struct cwd_broker *b, struct cwd_session *session, const void *body,
                     uint32_t body_bytes, struct cw_version *out) {
     struct cw_put_tree head;
@@ -86,6 +101,8 @@ int cwd_version_put(struct cwd_broker *b, struct cwd_session *session, const voi
                                        .offset_bytes = put->offset_bytes,
                                        .size_bytes = put->size_bytes};
     version->group = group;
+    version->created_ns = now_ns();
+    version->total_bytes = bytes_of(key + put->key_bytes, put->meta_bytes);
     version->key_bytes = put->key_bytes;
     memcpy(version->key, key, put->key_bytes);
     *out = version->put;
@@ -118,6 +135,33 @@ int cwd_version_find(struct cwd_broker *b, const void *body, uint32_t body_bytes
     if (found)
         *out = version->put;
     return found ? 0 : is_gone(&head, key);
+}
+
+int cwd_version_next(struct cwd_broker *b, const void *body, uint32_t body_bytes,
+                     struct cw_version_found *out, char *out_key) {
+    const char *key = (const char *)body + sizeof(struct cw_next_version);
+    struct cw_next_version head;
+    const struct cwd_version *found = NULL;
+    memcpy(&head, body, sizeof head);
+    if (head.key.key_bytes > CW_KEY_MAX || body_bytes != sizeof head + head.key.key_bytes ||
+        head.begins > 1)
+        return -EBADMSG;
+    for (const struct cwd_version *at = b->versions; at; at = at->hh.next) {
+        bool fits =
+            head.begins ? at->key_bytes >= head.key.key_bytes : at->key_bytes == head.key.key_bytes;
+        if (at != b->version_floor && fits && at->put.version > head.after &&
+            (!found || at->put.version < found->put.version) &&
+            memcmp(at->key, key, head.key.key_bytes) == 0)
+            found = at;
+    }
+    if (!found)
+        return cw_fail(-ENOENT, "there is no later version");
+    *out = (struct cw_version_found){.at = found->put,
+                                     .created_ns = found->created_ns,
+                                     .total_bytes = found->total_bytes,
+                                     .key_bytes = (uint32_t)found->key_bytes};
+    memcpy(out_key, found->key, found->key_bytes);
+    return 0;
 }
 
 void cwd_versions_end(struct cwd_broker *b, struct cwd_group *group) {

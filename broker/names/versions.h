@@ -31,6 +31,10 @@ int cwd_version_put(struct cwd_broker *broker, struct cwd_session *session, cons
  * another name's. */
 int cwd_version_find(struct cwd_broker *broker, const void *body, uint32_t body_bytes,
                      struct cw_version *out);
+/* The body of a NEXT_VERSION. out_key: CW_KEY_MAX bytes. Reads all versions. 0, -EBADMSG (form),
+ * -ENOENT. */
+int cwd_version_next(struct cwd_broker *broker, const void *body, uint32_t body_bytes,
+                     struct cw_version_found *out, char *out_key);
 /* 0, or -EDQUOT. */
 int cwd_versions_init(struct cwd_broker *broker);
 /* After all groups have ended. */

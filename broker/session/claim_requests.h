@@ -6,6 +6,6 @@
 
 #include "broker/session/request_form.h"
 
-serve cwd_serve_claim, cwd_serve_release;
+serve cwd_serve_claim, cwd_serve_release, cwd_serve_next_version;
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "broker/memory/holders.h"
 #include "ipc/wire.h"
+#include "shm/names/directory.h"
 
 struct cwd_broker;
 struct cwd_session;
@@ -51,6 +52,10 @@ struct result {
         struct cw_room room;
         struct cw_link link;
         struct cw_version version;
+        struct {
+            struct cw_version_found head;
+            char key[CW_KEY_MAX];
+        } next;
         struct {
             struct cw_holders head;
             uint32_t pids[CWD_HOLDERS_LISTED];

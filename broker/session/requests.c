@@ -366,6 +366,8 @@ static const struct operation {
     [CW_OP_WAIT_AFTER] = {serve_wait_after, sizeof(struct cw_wait_after), CW_MESSAGE_MAX, 1,
                           QUESTION},
     [CW_OP_CLAIM] = {cwd_serve_claim, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, QUESTION},
+    [CW_OP_NEXT_VERSION] = {cwd_serve_next_version, sizeof(struct cw_next_version), CW_MESSAGE_MAX,
+                            COST_SCAN, QUESTION},
     [CW_OP_RELEASE] = {cwd_serve_release, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},

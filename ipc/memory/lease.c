@@ -163,15 +163,17 @@ static struct cw_extent *release(cw_client *client, struct cw_slab *slab, uint32
     CW_ASSERT(local->count > 0);
     if (--local->count)
         return NULL;
-    struct cw_extent *extent = local->extent;
+    /* None of a block in an adopted slab whose dead maker left a table that is none (adoption.c):
+     * the broker frees it, as everybody else's. */
+    struct cw_extent *extent = slab->own ? local->extent : NULL;
     slot_drop(client, slab, block);
     client->leases.held--;
     bool rests = --slab->held == 0;
-    if (slab->own && !extent->published) {
+    if (extent && !extent->published) {
         cw_block_free_local(&slab->table->blocks[block]);
         return cw_heap_give(client, slab, block);
     }
-    if (slab->own) {
+    if (extent) {
         /* The owner's last lease: the broker may never have heard of this block (a handle that went
          * by hand). Once told, of a lease's end or of a transit, it looks again by itself when its
          * last reference goes, and the block is WANTED while it has none. So a warm get and close

@@ -213,8 +213,8 @@ static int make_room(struct fetching *f) {
                : cw_fail(-EDQUOT, "no memory for a tree of %zu parts", count - 1);
 }
 
-/* One version, from its index on. */
-static int fetch(struct fetching *f, uint64_t version, cw_tree **out) {
+/* The index there, which is checked and copied, and the lease on what came. */
+static int fetch_index(struct fetching *f, uint64_t version, cw_array **out) {
     cw_array *there;
     int code = cw_remote_index(f->client, f->key, left_ns(f), &f->about, &there);
     if (code)
@@ -228,10 +228,19 @@ static int fetch(struct fetching *f, uint64_t version, cw_tree **out) {
         code = cw_fail(-EPROTO, "the index of the tree is not in host memory");
     if (code == 0)
         code = cw_index_read(there->bytes, there->size_bytes, &f->index);
-    if (code) {
+    if (code)
         cw_array_close(there);
+    else
+        *out = there;
+    return code;
+}
+
+/* One version, from its index on. */
+static int fetch(struct fetching *f, uint64_t version, cw_tree **out) {
+    cw_array *there;
+    int code = fetch_index(f, version, &there);
+    if (code)
         return code;
-    }
     code = make_room(f);
     if (code == 0) {
         cw_index_spans(&f->index, f->spans);
@@ -264,5 +273,22 @@ int cw_tree_fetch(cw_client *client, const struct cw_name_key *key, uint64_t ver
     int code = -ESTALE;
     for (unsigned tries = 0; code == -ESTALE && tries < VERSIONS_MOST; tries++)
         code = fetch(&f, version, out);
+    return code;
+}
+
+int cw_tree_fetch_description(cw_client *client, const struct cw_name_key *key, int64_t timeout_ns,
+                              cw_tree **out) {
+    struct fetching f = {.client = client,
+                         .key = key,
+                         .timeout_ns = timeout_ns,
+                         .until_ns = cw_end_ns(cw_now_ns(), timeout_ns)};
+    cw_array *there;
+    int code = fetch_index(&f, 0, &there);
+    if (code)
+        return code;
+    cw_array_close(there);
+    code = cw_tree_make(client, NULL, f.about.version, &f.index, out);
+    if (code == 0)
+        (*out)->instance = f.about.instance;
     return code;
 }

@@ -385,7 +385,7 @@ static int check(struct cw_index *index, uint64_t size_bytes) {
 
 int cw_index_read(const void *bytes, uint64_t size_bytes, struct cw_index *out) {
     if (size_bytes < sizeof(struct cw_index_head) || size_bytes > CW_INDEX_BYTES_MAX)
-        return BAD("an index of %llu bytes cannot be (at most %llu, CW_INDEX_BYTES_MAX)",
+        return BAD("an index of %llu bytes cannot be (at most %llu)",
                    (unsigned long long)size_bytes, CW_INDEX_BYTES_MAX);
     struct cw_index index = {.bytes = malloc(size_bytes)};
     if (!index.bytes)

@@ -106,16 +106,18 @@ static int add_leaves(struct writing *w, const cw_leaf *leaves, uint32_t count) 
 static int check_counts(uint32_t part_count, uint32_t leaf_count, uint64_t meta_bytes) {
     if (leaf_count > CW_LEAVES_MAX)
         return cw_fail(-EDQUOT,
-                       "a tree of %u leaves was asked for, %u are possible (CW_LEAVES_MAX)",
+                       "a tree of %u leaves was asked for, %u are possible: split the tree",
                        leaf_count, CW_LEAVES_MAX);
     if (part_count > CW_PARTS_MAX)
         return cw_fail(-EDQUOT,
-                       "the leaves lie in %u pieces of memory, %u are possible (CW_PARTS_MAX): "
+                       "the leaves lie in %u pieces of memory, %u are possible: "
                        "copy them into fewer",
                        part_count, CW_PARTS_MAX);
     if (meta_bytes > CW_TREE_META_MAX)
-        return cw_fail(-EDQUOT, "%llu bytes of metadata, %u are possible (CW_TREE_META_MAX)",
-                       (unsigned long long)meta_bytes, CW_TREE_META_MAX);
+        return cw_fail(
+            -EDQUOT,
+            "%llu bytes of metadata, %u are possible: keep less there, or put it as a leaf",
+            (unsigned long long)meta_bytes, CW_TREE_META_MAX);
     return 0;
 }
 
@@ -134,7 +136,8 @@ int cw_index_write(const struct cw_index_part *parts, uint32_t part_count, const
     const uint64_t size = fixed + w.number_count * sizeof(int64_t) + w.text_bytes + meta_bytes;
     if (size > CW_INDEX_BYTES_MAX)
         return cw_fail(-EDQUOT,
-                       "the index would have %llu bytes, %llu are possible (CW_INDEX_BYTES_MAX)",
+                       "the index would have %llu bytes, %llu are possible: give it fewer leaves "
+                       "or shorter paths",
                        (unsigned long long)size, CW_INDEX_BYTES_MAX);
     uint8_t *made = malloc(size);
     if (!made)

@@ -167,6 +167,20 @@ void cw_mount_close(cw_mount *mount) {
     free(mount);
 }
 
+/* A part whose values change in place cannot be parked, and needs no other addresses. */
+static int open_part(const cw_tree *tree, cw_client *client, uint32_t number, cw_array **out) {
+    int code = cw_tree_part_as(tree, client, number, CW_READONLY | CW_UNMAPPED, out);
+    if (code || cw_array_sealed(*out))
+        return code;
+    cw_array_close(*out);
+    *out = NULL;
+    return cw_fail(-EINVAL,
+                   "version %llu of this tree was put with seal=False (CW_TREE_UNSEALED) "
+                   "and changes in place, so it cannot be swapped: get it without "
+                   "swappable=True, its addresses stay",
+                   (unsigned long long)tree->version);
+}
+
 int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out) {
     if (!tree || !out)
         return cw_needs("a tree and a place for the mount");
@@ -188,7 +202,7 @@ int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out) {
         code = cw_fail(-EDQUOT, "no memory for the addresses of %u parts", parts);
     for (; mount->count < parts && code == 0; mount->count += code == 0) {
         cw_array *held = NULL;
-        code = cw_tree_part_as(tree, client, mount->count, CW_READONLY | CW_UNMAPPED, &held);
+        code = open_part(tree, client, mount->count, &held);
         if (code == 0)
             code = cw_fixed_new(client, held, &mount->parts[mount->count]);
         if (code)
@@ -296,8 +310,7 @@ static int say_leaf(const cw_tree *tree, uint32_t part, int code) {
 static int prepare(cw_mount *mount, const cw_tree *tree) {
     int code = check_layout(mount, tree);
     for (uint32_t i = 0; i < mount->count && code == 0; i++) {
-        code = cw_tree_part_as(tree, mount->client, i, CW_READONLY | CW_UNMAPPED,
-                               &mount->next[i].held);
+        code = open_part(tree, mount->client, i, &mount->next[i].held);
         if (code == 0)
             code = cw_fixed_prepare(mount->parts[i], &mount->next[i]);
         if (code == -EBADE)

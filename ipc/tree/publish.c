@@ -6,7 +6,8 @@
  *
  * What is left when this process dies, by the step after which it dies:
  *   waited, hashed    its arrays, which end with its session as all arrays do
- *   frozen            the same: the mark is of one generation of a block, and goes with it
+ *   frozen            the same: the mark is of one generation of a block, and goes with it (not
+ *                     taken with CW_TREE_UNSEALED)
  *   index made        the same: its lease ends, the broker frees it
  *   GROUP, some or all   the references of the members end when the index is freed, which is at
  *                     once, since nobody else has it: memory is back within 100 ms
@@ -47,7 +48,7 @@ static int grow(struct publication *p) {
     uint32_t room = p->room ? 2 * p->room : 16, mask = 4 * room - 1;
     if (p->part_count == CW_PARTS_MAX)
         return cw_fail(-EDQUOT,
-                       "the leaves lie in more than %u pieces of memory (CW_PARTS_MAX): copy them "
+                       "the leaves lie in more than %u pieces of memory: copy them "
                        "into fewer",
                        CW_PARTS_MAX);
     struct cw_index_part *parts = realloc(p->parts, room * sizeof *parts);
@@ -160,7 +161,7 @@ static int place_leaf(struct publication *p, uint32_t number) {
 /* ---- the steps ---- */
 
 static bool wants_hash(const cw_leaf *leaf, const struct publication *p, uint32_t flags) {
-    if (flags & CW_TREE_NO_HASH)
+    if (flags & (CW_TREE_NO_HASH | CW_TREE_UNSEALED))
         return false;
     return flags & CW_TREE_HASH || leaf->size_bytes == 0 ||
            p->parts[leaf->part].device_kind == CW_DEVICE_HOST;
@@ -264,7 +265,7 @@ static int prepare(struct publication *p, uint32_t flags) {
     if (code)
         return code;
     place_in_parts(p);
-    for (uint32_t i = 0; i < p->part_count; i++)
+    for (uint32_t i = 0; i < p->part_count && !(flags & CW_TREE_UNSEALED); i++)
         cw_array_freeze(p->arrays[i]);
     return 0;
 }
@@ -294,17 +295,22 @@ static int publish(struct publication *p, const struct cw_name_key *key, const v
 
 static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t count,
                            const void *meta, uint64_t meta_bytes, uint32_t flags) {
-    const uint32_t known = CW_REPLACE | CW_KEEP | CW_REMOTE_READ | CW_TREE_NO_HASH | CW_TREE_HASH;
+    const uint32_t known =
+        CW_REPLACE | CW_KEEP | CW_REMOTE_READ | CW_TREE_NO_HASH | CW_TREE_HASH | CW_TREE_UNSEALED;
     if (!client || (count && !leaves) || (meta_bytes && !meta))
         return cw_needs("a client, leaves and metadata");
     if (flags & ~known)
         return cw_fail(-EINVAL,
                        "flags 0x%x: cw_tree_put knows CW_REPLACE, CW_KEEP, CW_REMOTE_READ, "
-                       "CW_TREE_NO_HASH and CW_TREE_HASH",
+                       "CW_TREE_NO_HASH, CW_TREE_HASH and CW_TREE_UNSEALED",
                        flags);
+    if (flags & CW_TREE_UNSEALED && flags & (CW_TREE_HASH | CW_REMOTE_READ))
+        return cw_fail(-EINVAL, "a tree that is not sealed changes in place: it has no hashes, and "
+                                "no other node may read it; leave CW_TREE_HASH and CW_REMOTE_READ "
+                                "out");
     if (count > CW_LEAVES_MAX)
         return cw_fail(-EDQUOT,
-                       "a tree of %u leaves was asked for, %u are possible (CW_LEAVES_MAX)", count,
+                       "a tree of %u leaves was asked for, %u are possible: split the tree", count,
                        CW_LEAVES_MAX);
     return 0;
 }

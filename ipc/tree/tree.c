@@ -366,6 +366,11 @@ int cw_tree_find(const cw_tree *tree, const char *path, uint32_t *number) {
                 : 0;
 }
 
+int cw_array_sealed(const cw_array *array) {
+    return array ? cw_block_frozen(&array->slab->table->blocks[array->block], array->gen)
+                 : cw_needs("an array");
+}
+
 /* Does the slab of a part lie where the index says? */
 static int check_device(const cw_array *array, const struct cw_index_part *part) {
     const struct cw_slab *slab = array->home_slab;
@@ -424,6 +429,27 @@ int cw_tree_describe(const cw_tree *tree, cw_tree **out) {
         code = cw_tree_make(tree->client, NULL, tree->version, &index, out);
     if (code == 0)
         (*out)->instance = tree->instance;
+    return code;
+}
+
+int cw_tree_describe_name(cw_client *client, const char *name, int64_t timeout_ns, cw_tree **out) {
+    struct cw_name_key key;
+    cw_tree *held;
+    if (!out)
+        return cw_needs("a place for the tree's description");
+    int code = cw_name_key_make(client, name, &key);
+    if (code == 0 && cw_remote_name(name)) {
+        code = cw_tree_fetch_description(client, &key, timeout_ns, out);
+        if (code != -ELOOP)
+            return code;
+        name = cw_remote_local(name);
+    }
+    if (code == 0 || code == -ELOOP)
+        code = get_here(client, name, 0, &held);
+    if (code)
+        return code;
+    code = cw_tree_describe(held, out);
+    cw_tree_close(held);
     return code;
 }
 

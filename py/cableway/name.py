@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, overload
 
 from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
-from cableway._core.arguments import flag, name_bytes
+from cableway._core.arguments import flag, name_bytes, optional_flag
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
@@ -58,6 +58,9 @@ def put(
     meta: Any = None,
     if_version: int | None = None,
     hashed: bool | None = None,
+    seal: bool = True,
+    max_old: int | None = None,
+    timeout: float | None = 0,
 ) -> Tree: ...
 @overload
 def put(
@@ -87,6 +90,9 @@ def put(
     if_version: int | None = None,
     as_tree: bool | None = None,
     hashed: bool | None = None,
+    seal: bool = True,
+    max_old: int | None = None,
+    timeout: float | None = 0,
 ) -> Any:
     """Gives an array a name under which every process of this user finds it.
 
@@ -115,6 +121,12 @@ def put(
         meta: for a tree: an object that JSON can represent, for its readers.
         if_version: for a tree: put it only if the name means this version; 0: only if the name does not exist.
         hashed: for a tree: whether its leaves get a hash, for `Tree.verify`; None: only those in host memory.
+        seal: for a tree: False: this process may go on to write its leaves on GPUs, by `Tree.update` of what is returned. Such a
+            tree has no hashes, and cannot be got with `swappable=True` or from another node.
+        max_old: for a tree: how many versions before the new one processes may have open, the one that it replaces included, when
+            it is put (`cableway ls --old` lists them). If there are more, nothing is copied until they are closed.
+        timeout: with max_old: seconds to wait for that; 0: do not wait, None: for ever. Then `LimitExceeded`, which names the
+            processes.
         as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
@@ -142,6 +154,8 @@ def put(
     check(lib.cw_name_check(encoded))
     flags = lib.CW_REPLACE if flag("replace", replace) else 0
     flags |= lib.CW_KEEP if flag("keep", keep) else 0
+    copy, hashed = optional_flag("copy", copy), optional_flag("hashed", hashed)
+    as_tree = optional_flag("as_tree", as_tree)
     if remote is not None:
         if remote != "read":
             raise ValueError(f'remote is "read" or None, not {remote!r}')
@@ -149,12 +163,26 @@ def put(
     if as_tree or (as_tree is None and tree.is_tree(array)):
         if hashed is not None:
             flags |= lib.CW_TREE_HASH if hashed else lib.CW_TREE_NO_HASH
+        if not flag("seal", seal):
+            if hashed or remote is not None:
+                raise ValueError(
+                    "seal=False: the tree changes in place, so it has no hashes and is not for other nodes; leave hashed= and remote= out"
+                )
+            flags |= lib.CW_TREE_UNSEALED
         return tree.put(
-            name, array, flags=flags, if_version=if_version, meta=meta, device=device, copy=copy
+            name,
+            array,
+            flags=flags,
+            if_version=if_version,
+            meta=meta,
+            device=device,
+            copy=copy,
+            max_old=max_old,
+            timeout=timeout,
         )
-    if (meta, if_version, hashed) != (None, None, None):
+    if (meta, if_version, hashed, seal, max_old) != (None, None, None, True, None):
         raise ValueError(
-            "meta=, if_version= and hashed= are only for trees; put a dict of arrays, or leave them out"
+            "meta=, if_version=, hashed=, seal= and max_old= are only for trees; put a dict of arrays, or leave them out"
         )
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":
@@ -239,7 +267,13 @@ def get(
     6
     """
     encoded = name_bytes(name)
+    if readonly is not False or swappable is not False:
+        readonly, swappable = flag("readonly", readonly), flag("swappable", swappable)
     if device is not None and not isinstance(device, str):
+        if not isinstance(device, Sequence):
+            raise TypeError(
+                f"device must be a string such as 'cpu' or 'cuda:0', or a list of such, not {type(device).__name__}"
+            )
         return _tree_on(name, tuple(device), version, timeout)
     if device is not None:
         device = resolve(device)

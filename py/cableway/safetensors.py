@@ -133,15 +133,24 @@ class safe_open:
         filename: a .safetensors file, a folder of such, or an index.
         framework: "pt" for tensors of PyTorch, "np" for ndarrays.
         device: as in `load_file`.
+        backend: "mmap" or "pread", as the package has it; cableway reads in its own way with each.
 
     Raises:
         SafetensorError: a file is damaged.
         OSError: a file is missing or cannot be read.
+        ValueError: another backend or framework.
     """
 
     def __init__(
-        self, filename: str | os.PathLike[str], framework: str, device: Any = "cpu"
+        self,
+        filename: str | os.PathLike[str],
+        framework: str,
+        device: Any = "cpu",
+        *,
+        backend: str = "mmap",
     ) -> None:
+        if backend not in ("mmap", "pread"):
+            raise ValueError(f'backend is "mmap" or "pread", not {backend!r}')
         self._device = place_of(device)
         self._torch = _framework(framework, self._device)
         self._checkpoint = _open(filename)
@@ -178,6 +187,18 @@ class safe_open:
         """
         tensor = self._tensor(name)
         return self._read(tensor, tensor.layout, 0)
+
+    def get_tensors(self) -> dict[str, Any]:
+        """All tensors by name, in the order of `offset_keys`, read at once as by `load_file`.
+
+        Raises:
+            SafetensorError: the file was cut off or written to meanwhile, or is closed.
+            LimitExceeded: there is no memory for it.
+        """
+        self._check_open()
+        with _as_theirs():
+            found = self._checkpoint.load(self._device)
+        return {name: _shown(array, self._torch) for name, array in found.items()}
 
     def get_slice(self, name: str) -> Slice:
         """A tensor of which parts are read, by its `[...]`."""

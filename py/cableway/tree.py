@@ -17,8 +17,8 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
-from operator import index
 from types import TracebackType
 from typing import Any
 from weakref import WeakSet
@@ -27,14 +27,16 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
+from cableway._core.arguments import count
 from cableway._core.deadlines import left_ns
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again, usable
+from cableway._core.leases import Lease, lease_again, lease_of_handle, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
+from cableway._tree.old_versions import await_room
 from cableway._tree.publish import ANY_VERSION, publish
 from cableway._tree.swapping import (
     Described,
@@ -47,6 +49,7 @@ from cableway._tree.swapping import (
     wait_after,
 )
 from cableway._tree.table import Row, rows
+from cableway._tree.updating import Updating
 from cableway.array import Array
 from cableway.errors import Error, NameNotFound, Stale, VersionChanged
 
@@ -60,15 +63,15 @@ class NotATree(Error):
     """The name means an array."""
 
 
-class Tree(Swapping, Mapping[str, Array]):
+class Tree(Swapping, Updating, Mapping[str, Array]):
     """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
 
     It holds one lease, and by that all of its memory, for as long as it is there; so does each array that was taken out of it.
-    A version never changes. To see a later one, get it (`newer`, `cw.get(name)`), or exchange this one for it (`swap`), if it was
+    A version never changes (but see `update`). To see a later one, get it (`newer`, `cw.get(name)`), or exchange this one for it (`swap`), if it was
     got with `swappable=True`.
     """
 
-    __slots__ = ("_leases",)
+    __slots__ = ("_leases", "_writes")
 
     _leases: dict[int, Lease]  # on the parts that are mapped
     _name: str | None
@@ -194,7 +197,7 @@ class Tree(Swapping, Mapping[str, Array]):
     def _array(self, leaf: Any) -> Array:
         layout = self._layout(leaf)
         if not leaf.size_bytes:
-            return create.empty(layout.shape, layout.dtype)
+            return _without_bytes(layout)
         return arrays.make(self._part(leaf.part), layout, leaf.offset_bytes + layout.origin)
 
     def _part(self, number: int) -> Lease:
@@ -207,7 +210,8 @@ class Tree(Swapping, Mapping[str, Array]):
             else:
                 connection = client.current()
                 lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
-            _parts.add(lease)
+            if self._mount is not None or lib.cw_array_sealed(lease.pointer):
+                _parts.add(lease)
             leases[number] = lease
         return lease
 
@@ -327,7 +331,7 @@ class Tree(Swapping, Mapping[str, Array]):
         """Ends this handle. Arrays that were taken out of it stay valid. May be repeated."""
         self._closed = True
         self._leases = {}
-        self._mount = self._next = self._table = None
+        self._mount = self._next = self._table = self._writes = None
         self._described = Described(None, self._described.info, (0, 0))
 
     def __enter__(self) -> Tree:
@@ -356,14 +360,24 @@ class Tree(Swapping, Mapping[str, Array]):
         return open_handle, (raw, self.version, self._name, client.current().address)
 
 
+def _without_bytes(layout: Layout) -> Array:
+    """A leaf of size 0: memory of its own, opened read-only, as all leaves are."""
+    made = create.empty(layout.shape, layout.dtype)
+    pointer, handle = made._open_lease().pointer, ffi.new("cw_handle *")
+    check_again(lib.cw_array_export, pointer, 0, handle)
+    raw = bytes(ffi.buffer(handle))
+    lease = lease_of_handle(client.current(), raw, layout, lib.CW_READONLY)
+    return arrays.make(lease, layout, layout.origin)
+
+
 def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     """The Tree of a cell (extra.h) that has one."""
     made = Tree.__new__(Tree)
     made._closed = False
-    made._run = client.current().instance
+    made._pid, made._run = os.getpid(), client.current().instance
     made._name = name
     made._leases = {}
-    made._next = made._table = None
+    made._next = made._table = made._writes = None
     made._turn = new_turn()
     made._described = described(cell)
     made._mount = mounted(cell[0]) if swappable else None
@@ -419,13 +433,18 @@ def put(
     meta: Any = None,
     device: str | None = None,
     copy: bool | None = None,
+    max_old: int | None = None,
+    timeout: float | None = 0,
 ) -> Tree:
     """Publishes a tree; see `cableway.put`."""
-    if if_version is not None and not 0 <= index(if_version) < (1 << 64) - 1:
-        raise ValueError(f"a version is a number from 0 on, not {if_version}")
-    if isinstance(value, Tree) and meta is None and device is None and copy is not True:
+    if if_version is not None:
+        if_version = checked(if_version, "if_version", 0)
+    if max_old is not None:
+        await_room(name, count("max_old", max_old), timeout)
+    sealed = not flags & lib.CW_TREE_UNSEALED
+    if isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
         return _name_again(name, value, flags, if_version)
-    cell = publish(
+    cell, places = publish(
         name.encode(),
         flatten(value),
         flags=flags,
@@ -433,9 +452,12 @@ def put(
         meta=meta,
         device=device,
         copy=copy,
-        frozen=_parts,
+        frozen=() if flags & lib.CW_TREE_UNSEALED else _parts,
     )
-    return make(cell, name)
+    made = make(cell, name)
+    if flags & lib.CW_TREE_UNSEALED:
+        made._writes = places
+    return made
 
 
 def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tree:

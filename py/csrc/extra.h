@@ -17,6 +17,7 @@
 #include <semaphore.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "ipc/cableway.h"
@@ -32,10 +33,10 @@ static void cwpy_trees_end(cw_tree **trees);
 static void cwpy_trees_take_last(cw_tree **trees, cw_tree **cell);
 /* The same of a mount. */
 static void cwpy_mount_end(cw_mount **cell);
-/* A turn, in 32 bytes: is taken into a cell, 0, or -1 if another has it; and ends, if it was taken.
- */
+/* A turn, in 40 bytes: is taken into a cell, 0; -1: another thread had it for timeout_ns, or a
+ * signal came; -2: this thread has it (a signal's handler). And it ends, if it was taken. */
 static void cwpy_turn_init(uint64_t *turn);
-static int cwpy_turn_take(uint64_t *turn, int *cell);
+static int cwpy_turn_take(uint64_t *turn, int64_t timeout_ns, int *cell);
 static void cwpy_turn_end(uint64_t *turn, int *cell);
 /* Closes the checkpoint, the reading or the load in a cell, if there is one. */
 static void cwpy_checkpoint_end(cw_checkpoint **cell);
@@ -105,22 +106,36 @@ static void cwpy_mount_end(cw_mount **cell) {
     cw_mount_close(mount);
 }
 
-_Static_assert(sizeof(sem_t) <= 32, "a turn is a semaphore");
+_Static_assert(sizeof(sem_t) <= 32, "a turn is a semaphore, and behind it who has it");
+static _Thread_local char cwpy_this_thread; /* its address is this thread's */
 
 static void cwpy_turn_init(uint64_t *turn) {
     sem_init((sem_t *)(void *)turn, 0, 1);
+    turn[4] = 0;
 }
 
-static int cwpy_turn_take(uint64_t *turn, int *cell) {
-    if (sem_trywait((sem_t *)(void *)turn) < 0)
+static int cwpy_turn_take(uint64_t *turn, int64_t timeout_ns, int *cell) {
+    const uint64_t me = (uintptr_t)&cwpy_this_thread;
+    volatile uint64_t *has = &turn[4]; /* a word; who reads its own number has written it */
+    struct timespec end;
+    if (*has == me)
+        return -2;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_nsec += timeout_ns % 1000000000;
+    end.tv_sec += timeout_ns / 1000000000 + end.tv_nsec / 1000000000;
+    end.tv_nsec %= 1000000000;
+    if (sem_timedwait((sem_t *)(void *)turn, &end) < 0)
         return -1;
+    *has = me;
     *cell = 1;
     return 0;
 }
 
 static void cwpy_turn_end(uint64_t *turn, int *cell) {
-    if (*cell)
+    if (*cell) {
+        *(volatile uint64_t *)&turn[4] = 0;
         sem_post((sem_t *)(void *)turn);
+    }
     *cell = 0;
 }
 

@@ -148,7 +148,8 @@ static void say(struct world *w, struct input *in, bool bent) {
         CW_OP_MAKE,         CW_OP_LINK,          CW_OP_LINK_KEEP,   CW_OP_REMOTE,
         CW_OP_REMOTE_NEXT,  CW_OP_REMOTE_DONE,   CW_OP_CHANGES,     CW_OP_REPLICA,
         CW_OP_ROOM,         CW_OP_DEED,          CW_OP_GROUP,       CW_OP_PUT_TREE,
-        CW_OP_FIND_VERSION, CW_OP_WAIT_AFTER,    CW_OP_CLAIM,       CW_OP_RELEASE};
+        CW_OP_FIND_VERSION, CW_OP_WAIT_AFTER,    CW_OP_CLAIM,       CW_OP_RELEASE,
+        CW_OP_NEXT_VERSION};
     uint8_t bytes[sizeof(struct cw_message) + 2048];
     struct cw_message head = {.op = ops[take(in, 1) % (sizeof ops / sizeof *ops)],
                               .id = take(in, 1)};

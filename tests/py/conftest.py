@@ -213,8 +213,7 @@ def script(tmp_path: Path) -> Script:
             [sys.executable, str(file), *arguments],
             capture_output=True,
             text=True,
-            timeout=60,
-            **{"check": False, **options},
+            **{"check": False, "timeout": 60, **options},
         )
         assert not check or done.returncode == 0, done.stderr
         return done  # type: ignore[no-any-return]

@@ -96,6 +96,52 @@ static int add_names(struct listing *listing, cw_client *client) {
     return result;
 }
 
+static void add_old(struct listing *listing, const cw_version_info *info) {
+    char size[OUTPUT_SHORT], age[OUTPUT_SHORT], pids[64 * 11 + 8] = "";
+    size_t used = 0;
+    if (listing->json) {
+        json_t *holders = json_array();
+        for (uint32_t i = 0; i < info->listed; i++)
+            json_array_append_new(holders, json_integer(info->pids[i]));
+        json_array_append_new(
+            listing->json,
+            json_pack("{s:o, s:I, s:I, s:i, s:o, s:f}", "name", output_json_text(info->name),
+                      "version", (json_int_t)info->version, "bytes", (json_int_t)info->total_bytes,
+                      "holders", (int)info->holders, "pids", holders, "age_seconds",
+                      output_age_seconds(info->created_ns)));
+        return;
+    }
+    for (uint32_t i = 0; i < info->listed; i++)
+        used +=
+            (size_t)snprintf(pids + used, sizeof pids - used, "%s%u", i ? "," : "", info->pids[i]);
+    if (info->holders > info->listed)
+        snprintf(pids + used, sizeof pids - used, ",...");
+    output_table_add(&listing->table, info->name);
+    output_table_addf(&listing->table, "%llu", (unsigned long long)info->version);
+    output_table_add(&listing->table, output_size(info->total_bytes, size));
+    output_table_add(&listing->table, pids);
+    output_table_add(&listing->table, output_span(output_age_seconds(info->created_ns), age));
+}
+
+/* The earlier versions of trees that processes still have open. */
+static int list_old(struct listing *listing, const char *name_space) {
+    const char *prefix = listing->cli->count ? listing->cli->arguments[0] : "";
+    cw_version_info info = {.version = 0};
+    cw_client *client;
+    int code = cli_connect_to(name_space, false, &client);
+    if (code)
+        return code;
+    int result = 0;
+    while (result == 0) {
+        result = cw_version_next(client, prefix, 1, info.version, &info);
+        if (result == 0 && !info.latest && info.holders)
+            add_old(listing, &info);
+    }
+    code = result == -ENOENT ? CLI_OK : cli_result(result);
+    cw_client_unref(client);
+    return code;
+}
+
 static int list_one(struct listing *listing, const char *name_space) {
     cw_client *client;
     int code = cli_connect_to(name_space, false, &client);
@@ -130,7 +176,13 @@ static int list_all(struct listing *listing) {
 int cmd_ls(const struct cli *cli) {
     static const char *const titles[] = {"NAMESPACE", "NAME",   "DEVICE",   "SHAPE", "DTYPE",
                                          ">BYTES",    ">OWNER", ">HOLDERS", ">AGE",  NULL};
+    static const char *const old_titles[] = {"NAME", ">VERSION", ">BYTES", "HELD BY", ">AGE", NULL};
     struct listing listing = {.cli = cli};
+    bool old = cli->options & CLI_OLD;
+    if (old && cli->options & CLI_ALL)
+        return cli_error(CLI_USAGE, "ls: --old lists one namespace; leave --all out");
+    if (old && cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
+        return cli_error(CLI_USAGE, "ls: --old lists versions of this node; leave //NODE/ out");
     if ((cli->options & CLI_ALL) && (cli->options & CLI_NAMESPACE))
         return cli_error(CLI_USAGE, "ls: --all and --namespace exclude each other");
     if ((cli->options & CLI_ALL) && cli->count && strncmp(cli->arguments[0], "//", 2) == 0)
@@ -139,8 +191,12 @@ int cmd_ls(const struct cli *cli) {
                          "with --namespace");
     if (cli->options & CLI_JSON)
         listing.json = json_array();
-    output_table_init(&listing.table, cli->options & CLI_ALL ? titles : titles + 1);
-    int code = cli->options & CLI_ALL ? list_all(&listing) : list_one(&listing, cli->name_space);
+    output_table_init(&listing.table, old                      ? old_titles
+                                      : cli->options & CLI_ALL ? titles
+                                                               : titles + 1);
+    int code = old                      ? list_old(&listing, cli->name_space)
+               : cli->options & CLI_ALL ? list_all(&listing)
+                                        : list_one(&listing, cli->name_space);
     if (code == CLI_OK && listing.json)
         output_json(json_incref(listing.json));
     else if (code == CLI_OK && listing.table.cell_count)

@@ -43,7 +43,7 @@ static void print_tree(const cw_tree *tree) {
     json_decref(devices);
 }
 
-/* tree: NULL if it is none, or one of another node. */
+/* tree: NULL if it is none. */
 static void print_info(const char *name, const cw_name_info *info, const cw_tree *tree,
                        const char *name_space) {
     char text[256], size[OUTPUT_SHORT], age[OUTPUT_SHORT], moment[OUTPUT_SHORT];
@@ -53,10 +53,7 @@ static void print_info(const char *name, const cw_name_info *info, const cw_tree
     print_line("namespace", *name_space ? name_space : "-");
     if (here && !tree)
         print_line("device", *info->device_uuid ? info->device_uuid : info->device);
-    snprintf(text, sizeof text, "%lld", (long long)info->shape[0]);
-    if (!tree && strcmp(info->dtype, "tree") == 0)
-        print_line("leaves", text); /* all that another node tells of it */
-    else if (!tree)
+    if (!tree)
         print_line("shape", shape);
     print_line("dtype", info->dtype);
     if (tree)
@@ -85,15 +82,17 @@ static void print_info(const char *name, const cw_name_info *info, const cw_tree
     free(shape);
 }
 
-/* What is known about the name, and, if it is a tree of this node, that version of it. */
+/* What is known about the name, and, if it is a tree, that version of it; of another node's its
+ * index alone. */
 static int look(cw_client *client, const char *name, cw_name_info *info, cw_tree **tree) {
     int result = -ENOENT;
     *tree = NULL;
     for (unsigned tries = 0; tries < STAT_TRIES; tries++) {
         result = cw_name_stat(client, name, info);
-        if (result || !info->version)
+        if (result || strcmp(info->dtype, "tree") != 0)
             return result;
-        result = cw_tree_get(client, name, info->version, tree);
+        result = info->version ? cw_tree_get(client, name, info->version, tree)
+                               : cw_tree_describe_name(client, name, -1, tree);
         if (result != -ENOENT && result != -ENOTDIR)
             return result; /* else it was replaced between the two */
     }
@@ -135,8 +134,7 @@ static int show(const struct cli *cli, cw_client *client, const cw_name_info *in
     bool listed = cli->options & CLI_LEAVES;
     json_t *leaves = NULL;
     if (listed && !tree)
-        return cli_error(CLI_FAILED, "\"%s\" is %s: --leaves lists those of a tree of this node",
-                         name, strcmp(info->dtype, "tree") ? "an array" : "another node's tree");
+        return cli_error(CLI_FAILED, "\"%s\" is an array: --leaves lists those of a tree", name);
     int code = listed ? cli_result(tree_leaves(tree, &leaves)) : CLI_OK;
     if (code)
         return code;

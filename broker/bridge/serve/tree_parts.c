@@ -234,6 +234,13 @@ static void run(struct cwb_work *work) {
                        at->size_bytes, &o->array, &o->on_gpu);
         if (code == -ESTALE)
             code = cw_fail(-EREMOTEIO, "a part of the tree is gone on that node: put it again");
+        if (code == 0 && !cw_array_sealed(o->array)) {
+            cw_array_close(o->array);
+            o->array = NULL;
+            code = cw_fail(-EREMOTEIO, "the tree changes in place on its node (it was put there "
+                                       "with seal=False), so no other node can fetch it: put a "
+                                       "sealed version there");
+        }
     }
     cwb_work_set(work, code);
 }

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from operator import index
+from typing import Any
+
 import numpy as np
 
-__all__ = ["flag", "name_bytes"]
+__all__ = ["count", "flag", "json_bytes", "name_bytes", "optional_flag"]
 
 
 def name_bytes(name: object) -> bytes:
@@ -25,3 +29,38 @@ def flag(name: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return bool(value)
+
+
+def optional_flag(name: str, value: object) -> bool | None:
+    """The same of one that may also be None."""
+    if value is None:
+        return None
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True, False or None, not {value!r}")
+    return bool(value)
+
+
+def json_bytes(name: str, value: object) -> bytes:
+    """An argument that is to be metadata, as JSON.
+
+    Raises:
+        TypeError, ValueError: JSON cannot represent it.
+    """
+    try:
+        return json.dumps(value, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(
+            f"{name} must be made of dict, list, str, int, float, bool and None, as in JSON: {error}"
+        ) from None
+
+
+def count(name: str, value: Any) -> int:
+    """An argument that is a number of things."""
+    try:
+        number = index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
+    if number < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value}")
+    return number

@@ -30,6 +30,8 @@ def path_of(path: str | os.PathLike[str]) -> bytes:
         TypeError: it is none.
         ValueError: it is empty, or has a zero byte in it.
     """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must be a str or os.PathLike, not {type(path).__name__}")
     encoded = os.fsencode(path)
     if not encoded or b"\0" in encoded:
         raise ValueError(

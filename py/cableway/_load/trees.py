@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 from typing import Any, overload
 
 from cableway import client, tree
-from cableway._core.arguments import flag, name_bytes
+from cableway._core.arguments import flag, json_bytes, name_bytes
 from cableway._core.deadlines import deadline, left_ns
 from cableway._core.library import failure, ffi, lib
 from cableway._load.checkpoint import file_failure, path_of, place_of
@@ -122,7 +121,7 @@ def _object(meta: dict[str, Any]) -> bytes:
     """Metadata as the library takes them."""
     if not isinstance(meta, dict):
         raise TypeError(f"meta is a dict, not {type(meta).__name__}")
-    return json.dumps(meta, allow_nan=False).encode()
+    return json_bytes("meta", meta)
 
 
 def _wait(began: Any, count: int, end: float, timeout: float | None) -> list[Any]:

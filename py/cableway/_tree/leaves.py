@@ -83,9 +83,7 @@ def flatten(value: Any) -> list[Leaf]:
         paths.add(leaf.path)
         found.append(leaf)
         if len(found) > lib.CW_LEAVES_MAX:
-            raise ValueError(
-                f"a tree has at most {lib.CW_LEAVES_MAX} leaves (CW_LEAVES_MAX): split the tree"
-            )
+            raise ValueError(f"a tree has at most {lib.CW_LEAVES_MAX} leaves: split the tree")
     return found
 
 

@@ -7,7 +7,6 @@ a multiple of CW_LEAF_ALIGN bytes. So two versions of a model have the same layo
 from __future__ import annotations
 
 import errno
-import json
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from cableway import array as arrays
 from cableway import client, create
 from cableway._array import copies
 from cableway._core import dtypes, layouts, leases, words
+from cableway._core.arguments import json_bytes
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
@@ -26,7 +26,7 @@ from cableway.array import Array
 from cableway.device import resolve
 from cableway.errors import VersionChanged, from_status
 
-__all__ = ["ANY_VERSION", "PIECE_BYTES", "publish"]
+__all__ = ["ANY_VERSION", "PIECE_BYTES", "Place", "aliases_of", "publish", "sources_of"]
 
 ANY_VERSION = (1 << 64) - 1  # CW_ANY_VERSION
 
@@ -157,26 +157,35 @@ def publish(
     device: str | None,
     copy: bool | None,
     frozen: Any,
-) -> Any:
+) -> tuple[Any, dict[str, Place]]:
     """Copies and publishes leaves. frozen: leases on memory that nobody writes, which is shared as it is.
 
     Returns:
-        the cell (extra.h) with the tree.
+        the cell (extra.h) with the tree, and the place of each leaf that has bytes.
 
     Raises:
         NameTaken, VersionChanged, LimitExceeded, ProducerDied, and what `asarray` raises of a leaf, with its path.
     """
-    about = json.dumps({} if meta is None else meta, allow_nan=False).encode()
+    about = json_bytes("meta", {} if meta is None else meta)
     place = None if device is None else resolve(device)
     with uncollected():
-        sources = _sources(found, place, copy, frozen)
-        aliases = _aliases(sources)
+        sources = sources_of(found, place, copy, frozen)
+        aliases = aliases_of(sources)
         _part_what_overlaps(sources, aliases, copy is False)
     _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias], frozen)
-    return _put(name, sources, aliases, about, flags, if_version)
+    cell = _put(name, sources, aliases, about, flags, if_version)
+    places = {}
+    for source, alias in zip(sources, aliases, strict=True):
+        placed = sources[alias - 1].place if alias else source.place
+        if placed is not None:
+            places[source.leaf.path] = placed
+    return cell, places
 
 
-def _sources(found: list[Leaf], place: str | None, copy: bool | None, frozen: Any) -> list[Source]:
+def sources_of(
+    found: list[Leaf], place: str | None, copy: bool | None, frozen: Any
+) -> list[Source]:
+    """What is known of each leaf before it is copied."""
     sources, ordered = [], set[tuple[int, int]]()
     for leaf in found:
         try:
@@ -186,7 +195,7 @@ def _sources(found: list[Leaf], place: str | None, copy: bool | None, frozen: An
     return sources
 
 
-def _aliases(sources: list[Source]) -> list[int]:
+def aliases_of(sources: list[Source]) -> list[int]:
     """Of each leaf the number of the earlier one that it is, from 1; 0: none."""
     first: dict[tuple[Any, ...], int] = {}
     places: dict[int, tuple[int, int]] = {}

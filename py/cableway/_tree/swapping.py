@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import functools
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import index
@@ -34,11 +35,27 @@ __all__ = [
 ]
 
 
-def checked(version: int) -> int:
-    """The number of a version, if it is one."""
-    if not 0 < index(version) < 1 << 64:
-        raise ValueError(f"a version is a number above 0, not {version}")
-    return version
+def checked(version: int, name: str = "version", least: int = 1) -> int:
+    """The number of a version, if it is one. name: of the argument.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below least, or has more than 64 bits.
+    """
+    try:
+        number = index(version)
+    except TypeError:
+        raise TypeError(
+            f"{name} is a whole number, as Tree.version has it, not {version!r}"
+        ) from None
+    if not least <= number < (1 << 64) - 1:
+        raise ValueError(f"{name} is a number from {least} on, of at most 64 bits, not {version}")
+    return number
+
+
+_SLICE_NS = (
+    100_000_000  # of a wait: then signals are served, and it is seen that the tree was closed
+)
 
 
 class Described(NamedTuple):
@@ -69,7 +86,7 @@ def described(cell: Any, state: int = 0) -> Described:
 
 def new_turn() -> Any:
     """A turn (extra.h) that nobody has."""
-    turn = ffi.new("uint64_t[4]")
+    turn = ffi.new("uint64_t[5]")
     lib.cwpy_turn_init(turn)
     return turn
 
@@ -84,13 +101,24 @@ def mounted(tree: Any) -> Any:
 class Swapping:
     """The part of `Tree` for trees that were got with `swappable=True`."""
 
-    __slots__ = ("_closed", "_described", "_mount", "_name", "_next", "_run", "_table", "_turn")
+    __slots__ = (
+        "_closed",
+        "_described",
+        "_mount",
+        "_name",
+        "_next",
+        "_pid",
+        "_run",
+        "_table",
+        "_turn",
+    )
 
     _closed: bool
     _described: Described
     _mount: Any  # cw_mount *; None: it was not got so
     _name: str | None
     _next: Described | None  # what it says once the mount is so
+    _pid: int  # of who got it
     _run: int  # of the broker
     _table: Any
     _turn: Any  # of the calls that change what is mapped; taken until a cell of such a call goes (extra.h)
@@ -117,19 +145,29 @@ class Swapping:
             self._described = waiting
             self._table = None
 
-    @contextmanager
-    def _changing(self) -> Iterator[Any]:
-        """The mount, for one thread at a time."""
+    def _own_mount(self) -> Any:
         self._pointer()
         if self._mount is None:
             raise ValueError(
                 "this tree's addresses cannot be kept: get it with cableway.get(name, swappable=True)"
             )
+        return self._mount
+
+    @contextmanager
+    def _changing(self) -> Iterator[Any]:
+        """The mount, for one thread at a time: others wait."""
+        self._own_mount()
         turn = ffi.gc(ffi.new("int *"), functools.partial(lib.cwpy_turn_end, self._turn))
-        if lib.cwpy_turn_take(self._turn, turn):  # also this thread may have it, see signals
-            raise Error("another call is exchanging this tree's memory; call again when it is done")
+        while status := lib.cwpy_turn_take(self._turn, _SLICE_NS, turn):
+            if status == -2:
+                raise Error(
+                    "a signal's handler cannot exchange the memory of a tree whose exchange it has interrupted: call again later"
+                )
+            if os.getpid() != self._pid:  # the thread that has the turn is not here
+                raise Error("a forked child cannot exchange the memory of a tree: get it anew")
+            self._pointer()  # or somebody has closed it
         try:
-            self._settle()
+            self._pointer()
             yield self._mount
         finally:
             self._settle()
@@ -193,48 +231,61 @@ class Swapping:
         Returns:
             whether another version is mapped now. False: there is no later one; a tree that was unmapped is mapped again.
 
+        Of several threads one exchanges at a time, and the others wait for it. close() ends a wait for a later version.
+
         Raises:
             LayoutChanged: the new version has other paths, dtypes, shapes or places. Get it as a tree of its own.
             NameNotFound: nobody has that version any more.
-            ValueError: the tree was not got with `swappable=True` or is parked, or a stream is being captured.
+            ValueError: the tree was not got with `swappable=True`, is parked or closed, or a stream is being captured.
             BrokerLost: the broker is gone, or was: after that get the tree anew.
             Error: a section or a copy on one of its arrays is under way.
 
         If it raises, the old version stays mapped. Only if the driver does not let it be mapped again, the tree is unmapped, and
         the message says so.
         """
+        self._check_swap(self._own_mount())
+        wanted = self._later(timeout) if version is None else checked(version)
         with self._changing() as mount:
-            connection = client.current()
-            check(lib.cw_client_check(connection.pointer))
-            if connection.instance != self._run:
-                raise BrokerLost("the broker that had this tree has ended: get the tree anew")
-            if lib.cw_mount_state(mount) == lib.CW_MOUNT_PARKED:
-                raise ValueError("the tree is parked: unpark it first")
-            found = self._later(timeout) if version is None else checked(version)
-            if found is None or found == self._described.info.version:
+            self._check_swap(mount)
+            found, cell = None, new_cell()
+            if wanted is not None and wanted != self._described.info.version:
+                name, pointer = str(self._name).encode(), client.current().pointer
+                check_again(lib.cw_tree_get, pointer, name, wanted, cell)
+                found = described(cell, lib.CW_MOUNT_MAPPED)
+            if found is None or found.info.version == self._described.info.version:
                 if lib.cw_mount_state(mount) == lib.CW_MOUNT_UNMAPPED:
                     check(lib.cw_mount_map(mount))
                 return False
-            cell = new_cell()
-            name, pointer = str(self._name).encode(), client.current().pointer
-            check_again(lib.cw_tree_get, pointer, name, found, cell)
-            self._next = described(cell, lib.CW_MOUNT_MAPPED)
+            self._next = found
             check(lib.cw_mount_swap(mount, cell[0], _pointer_of(stream)))
             return True
 
+    def _check_swap(self, mount: Any) -> None:
+        connection = client.current()
+        check(lib.cw_client_check(connection.pointer))
+        if connection.instance != self._run:
+            raise BrokerLost("the broker that had this tree has ended: get the tree anew")
+        if lib.cw_mount_state(mount) == lib.CW_MOUNT_PARKED:
+            raise ValueError("the tree is parked: unpark it first")
+
     def _later(self, timeout: float | None) -> int | None:
-        """0 if there is a later version, None if not in time."""
+        """0 if there is a later version, None if not in time.
+
+        Raises:
+            ValueError: the tree has no name, or was closed meanwhile.
+        """
         if self._name is None:
             raise ValueError("this tree has no name under which there could be a newer one")
         end, encoded = math.inf if timeout is None else deadline(timeout), self._name.encode()
-        status = -errno.EINTR
-        while status == -errno.EINTR:
-            pointer, connection = self._pointer(), client.current().pointer
-            status = lib.cw_tree_newer(pointer, connection, encoded, left_ns(end))
-        if status == -errno.ETIMEDOUT:
-            return None
-        check(status)
-        return 0
+        while True:
+            pointer, connection, left = self._pointer(), client.current().pointer, left_ns(end)
+            last = 0 <= left <= _SLICE_NS
+            status = lib.cw_tree_newer(pointer, connection, encoded, left if last else _SLICE_NS)
+            if status == -errno.ETIMEDOUT and last:
+                return None
+            if status not in (-errno.EINTR, -errno.ETIMEDOUT):
+                check(status)
+                return 0
 
     def park(self, device: str = "cpu", *, stream: Any = None) -> None:
         """Copies what lies on GPUs to host memory and gives the GPU memory up: it is free once no other process has it.
@@ -292,8 +343,7 @@ def _pointer_of(stream: Any) -> Any:
 
 def wait_after(name: str, after: int, timeout: float | None) -> None:
     """Waits until the name means a version after that one; see `cableway.wait`."""
-    if not 0 <= index(after) < 1 << 64:
-        raise ValueError(f"a version is a number from 0 on, not {after}")
+    after = checked(after, "after", 0)
     end = math.inf if timeout is None else deadline(timeout)
     encoded = name.encode()
     while True:

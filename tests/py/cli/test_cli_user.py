@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,3 +55,24 @@ def test_a_dead_broker_that_nobody_has_waited_for_is_none(own: Path) -> None:
         )
         broker.wait()
     assert status.returncode == NO_BROKER, status.stderr
+
+
+def test_ctrl_c_while_the_command_starts_ends_it_without_a_traceback() -> None:
+    """Before the program of the wheel has taken the process over: neither the package nor NumPy is imported by then."""
+    text = """
+import _cableway_programs, os, signal, sys
+assert not {"cableway", "numpy"} & set(sys.modules)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+    run = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
+    assert (run.returncode, run.stderr) == (-signal.SIGINT, b"")  # a shell says 130
+
+
+def test_ctrl_c_that_is_ignored_stays_so() -> None:
+    text = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+import _cableway_programs
+assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+"""
+    subprocess.run([sys.executable, "-c", text], check=True)

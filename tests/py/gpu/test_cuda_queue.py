@@ -113,6 +113,26 @@ def test_a_tensor_in_memory_of_ours_goes_without_a_copy(program):
     )
 
 
+def test_a_tensor_of_a_swappable_tree_goes_by_a_copy(program):
+    """Its address means another version after a swap: who has got it keeps the values that were sent."""
+    program(
+        "torch",
+        """
+        if __name__ == "__main__":
+            cw.put("m", {"w": np.full(1 << 20, 1, "f4")}, device="cuda:0")
+            tree, queue = cw.get("m", swappable=True), cw.Queue()
+            t = tree["w"].torch()
+            queue.put(t)
+            cw.put("m", {"w": np.full(1 << 20, 2, "f4")}, device="cuda:0")
+            assert tree.swap()
+            queue.put(t)
+            first, second = queue.get(timeout=60), queue.get(timeout=60)
+            assert (host(first) == 1).all() and (host(second) == 2).all() and (host(t) == 2).all()
+            assert sent() == (0, 2)
+        """,
+    )
+
+
 @pytest.mark.skipif(not cuda_support.REAL, reason="the stand-in has no allocator of its own")
 def test_what_pytorch_made_in_memory_of_ours_goes_without_a_copy(program):
     program(

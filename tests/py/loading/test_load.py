@@ -410,3 +410,14 @@ def test_an_interrupt_behind_the_end_of_a_load_keeps_no_version(
         return False
 
     assert eventually(is_gone)
+
+
+def test_a_leaf_of_size_0_is_read_only_as_all_are(tmp_path: Path) -> None:
+    file = tmp_path / "m.safetensors"
+    save_file({"none": np.zeros((0, 3), "f4"), "one": np.ones(1, "f4")}, file)
+    for tree in (cw.load("m", file), cw.put("p", {"none": np.zeros((0, 3), "f4")})):
+        none = tree["none"]
+        assert none.readonly and none.shape == (0, 3) and none.dtype == np.float32
+        assert not none.numpy().flags.writeable and none.device == "cpu"
+        tree.close()
+        assert none.numpy().size == 0

@@ -84,6 +84,24 @@ def test_safe_open_is_the_reference_s(file: Path) -> None:
         opened.get_tensor("bias")
 
 
+def test_all_tensors_come_at_once_as_the_reference_has_them(file: Path) -> None:
+    with ours.safe_open(file, "np", backend="pread") as opened:
+        found = opened.get_tensors()
+        assert list(found) == opened.offset_keys()
+    with pytest.raises(ours.SafetensorError, match="closed"):
+        opened.get_tensors()
+    with safetensors.safe_open(file, "np") as theirs:
+        for name in theirs.keys():  # noqa: SIM118 - it is no dict
+            assert same(found[name], theirs.get_tensor(name))
+    with pytest.raises(ValueError, match='backend is "mmap" or "pread", not \'x\''):
+        ours.safe_open(file, "np", backend="x")
+
+
+def test_nothing_of_the_packages_interface_is_missing() -> None:
+    public = {name for name in dir(safetensors.safe_open) if not name.startswith("_")}
+    assert public <= set(dir(ours.safe_open)), public - set(dir(ours.safe_open))
+
+
 @pytest.mark.parametrize(
     "index",
     [

@@ -84,7 +84,7 @@ def test_an_earlier_version_is_swapped_in_by_its_number():
     assert tree.swap(version=first.version) and tree["w"].numpy()[0] == 1
     assert tree.swap(version=second.version) and tree["w"].numpy()[0] == 2
     assert not tree.swap(version=second.version)
-    with pytest.raises(ValueError, match="a version is a number above 0"):
+    with pytest.raises(ValueError, match="version is a number from 1 on"):
         tree.swap(version=0)
 
 
@@ -401,3 +401,88 @@ def test_a_parked_tree_is_not_swapped():
         tree.swap()
     tree.unpark()
     assert tree.swap() is False
+
+
+def test_a_second_thread_waits_for_the_first_ones_exchange():
+    cw.put("m", state(1))
+    tree = cw.get("m", swappable=True)
+    failed: list[BaseException] = []
+
+    def exchange() -> None:
+        try:
+            for _ in range(50):
+                tree.swap()
+                tree.unmap()
+                tree.map()
+        except ValueError as error:
+            if "unmap" not in str(error):  # another thread's turn came between
+                failed.append(error)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=exchange) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for value in range(2, 6):
+        cw.put("m", state(value))
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    tree.swap()
+    assert tree["w"].numpy()[0] == 5
+
+
+def test_a_thread_that_waits_for_a_version_keeps_nobody_from_exchanging():
+    cw.put("m", state(1))
+    tree = cw.get("m", swappable=True)
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(tree.swap(timeout=30)))
+    waiting.start()
+    assert tree.swap(timeout=0.2) is False
+    tree.unmap()
+    tree.map()
+    cw.put("m", state(2))
+    waiting.join(20)
+    assert answers == [True] and tree["w"].numpy()[0] == 2
+
+
+def test_close_ends_a_wait_for_a_later_version():
+    cw.put("m", state(1))
+    tree = cw.get("m", swappable=True)
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            tree.swap(timeout=None)
+        except ValueError as error:
+            told.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    tree.close()
+    waiting.join(10)
+    assert not waiting.is_alive() and "is closed" in told[0]
+
+
+def test_a_signals_handler_in_an_exchange_is_told_and_a_forked_child_does_not_wait():
+    cw.put("m", state(1))
+    tree = cw.get("m", swappable=True)
+    with tree._changing(), pytest.raises(cw.Error, match="signal's handler"):
+        tree.swap()
+    with tree._changing():
+        told: list[str] = []
+
+        def child() -> None:
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    tree.unmap()
+                except cw.Error as error:
+                    os._exit(0 if "forked child" in str(error) else 2)
+                os._exit(1)
+            told.append(os.waitpid(pid, 0)[1])
+
+        forker = threading.Thread(target=child)
+        forker.start()
+        forker.join(30)
+    assert told == [0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,26 @@ def test_after_a_new_broker_an_old_tree_finds_what_is_newer(broker_folder: Path)
     again = cw.put("old", leaves)  # what is mapped still can be put again
     assert again["norm.bias"].tolist() == leaves["norm.bias"].tolist()
     assert cw.put("old", leaves, copy=True).verify() == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: cw.put("m", {"w": [1]}, if_version="3"), "if_version is a whole number"),
+        (lambda: cw.put("m", {"w": [1]}, if_version=3.0), "if_version is a whole number"),
+        (lambda: cw.get("m", version="3"), "version is a whole number"),
+        (lambda: cw.wait("m", after="3"), "after is a whole number"),
+        (lambda: cw.put("m", {"w": [1]}, copy="no"), "copy must be True, False or None"),
+        (lambda: cw.put("m", {"w": [1]}, hashed="no"), "hashed must be True, False or None"),
+        (lambda: cw.put("m", {"w": [1]}, as_tree="no"), "as_tree must be True, False or None"),
+        (lambda: cw.put("m", {"w": [1]}, meta={1, 2}), "meta must be made of dict"),
+        (lambda: cw.get("m", readonly="no"), "readonly must be True or False"),
+        (lambda: cw.get("m", swappable="no"), "swappable must be True or False"),
+        (lambda: cw.get("m", device=3), "device must be a string"),
+        (lambda: cw.load("m", 3), "path must be a str"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_named(call: Callable[[], object], told: str) -> None:
+    cw.put("m", {"w": np.ones(3)})
+    with pytest.raises(TypeError, match=told):
+        call()

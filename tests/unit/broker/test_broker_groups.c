@@ -93,6 +93,24 @@ static int find_version(struct raw_client *client, const char *name, uint64_t ve
     return raw_call(client, CW_OP_FIND_VERSION, body, (uint32_t)sizeof version + length, &mail);
 }
 
+/* The number, or 0: none. */
+static uint64_t next_version(struct raw_client *client, const char *name, uint32_t begins,
+                             uint64_t after) {
+    const struct cw_next_version head = {.after = after, .begins = begins};
+    uint8_t body[sizeof head + CW_KEY_MAX];
+    struct cw_version_found found;
+    memcpy(body, &head, sizeof head);
+    uint32_t length = raw_key(name, body + offsetof(struct cw_next_version, key));
+    int code = raw_call(client, CW_OP_NEXT_VERSION, body,
+                        (uint32_t)offsetof(struct cw_next_version, key) + length, &mail);
+    if (code == -ENOENT)
+        return 0;
+    assert_int_equal(code, 0);
+    memcpy(&found, mail.body, sizeof found);
+    assert_true(found.created_ns > 0);
+    return found.at.version;
+}
+
 static uint64_t wait_after(struct raw_client *client, const char *name, uint64_t after) {
     uint8_t body[sizeof(struct cw_wait_after) + CW_KEY_MAX];
     memcpy(body, &after, sizeof after);
@@ -280,6 +298,11 @@ static void an_old_version_is_found_as_long_as_somebody_has_it(void **state) {
     assert_int_equal(find_version(&young.client, "m", second), 0);
     assert_int_equal(find_version(&young.client, "n", first), -ENOENT); /* another name's */
     assert_int_equal(find_version(&young.client, "m", second + 1), -ENOENT);
+    assert_int_equal(next_version(&young.client, "m", 0, 0), first);
+    assert_int_equal(next_version(&young.client, "", 1, first), second);
+    assert_int_equal(next_version(&young.client, "m", 1, second), 0);
+    assert_int_equal(next_version(&young.client, "", 0, 0), 0); /* that name alone, which is none */
+    assert_int_equal(next_version(&young.client, "mm", 1, 0), 0);
     for (uint32_t i = 0; i <= PARTS; i++)
         leave_block(&old, i);
     assert_true(RAW_UNTIL(all_are(&old, true)));

@@ -704,6 +704,26 @@ static void a_dead_makers_slab_is_adopted(void **state) {
     cw_client_unref(client);
 }
 
+static void a_lease_on_a_slab_that_is_adopted_with_a_damaged_table_ends_as_others(void **state) {
+    (void)state;
+    cw_array *got;
+    cw_client *client = client_open();
+    uint64_t adopted = counter(client, CW_COUNTER_slabs_adopted);
+    assert_int_equal(in_child(make_and_die, NULL), 128 + SIGKILL);
+    EVENTUALLY(gauge(client, CW_GAUGE_orphan_slabs) > 0);
+    OK(cw_get(client, "survivor", 0, &got));
+    struct cw_block_table *table = got->slab->table;
+    cw_block_carve(&table->blocks[table->capacity - 1], got->offset_bytes, 1); /* overlaps */
+    cw_array *array = bytes_new(client, 300000, 1);
+    assert_int_equal(counter(client, CW_COUNTER_slabs_adopted), adopted + 1);
+    assert_ptr_not_equal(got->slab, array->slab); /* nothing is carved there */
+    assert_true(bytes_are(got, 100000, 5));
+    cw_array_close(got);
+    OK(cw_remove(client, "survivor"));
+    cw_array_close(array);
+    cw_client_unref(client);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
@@ -730,6 +750,7 @@ int main(void) {
         TEST(limits_are_errors_of_their_own),
         TEST(a_dead_makers_slab_that_cannot_be_opened_is_an_orphan_again),
         TEST(a_dead_makers_slab_is_adopted),
+        TEST(a_lease_on_a_slab_that_is_adopted_with_a_damaged_table_ends_as_others),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

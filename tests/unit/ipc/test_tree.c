@@ -105,6 +105,34 @@ static void what_was_put_comes_back(void **state) {
     unmake(&made);
 }
 
+static void what_is_not_sealed_is_read_only_to_readers_and_goes_into_no_mount(void **state) {
+    (void)state;
+    struct made made;
+    cw_tree *tree;
+    cw_mount *mount;
+    cw_array *part;
+    make(&made);
+    const uint32_t open = CW_REPLACE | CW_TREE_UNSEALED;
+    assert_int_equal(cw_tree_put(made.client, "m", made.leaves, 4, NULL, 0, open | CW_TREE_HASH,
+                                 CW_ANY_VERSION, &tree),
+                     -EINVAL);
+    assert_int_equal(cw_tree_put(made.client, "m", made.leaves, 4, NULL, 0, open | CW_REMOTE_READ,
+                                 CW_ANY_VERSION, &tree),
+                     -EINVAL);
+    OK(cw_tree_put(made.client, "m", made.leaves, 4, NULL, 0, open, CW_ANY_VERSION, &tree));
+    assert_int_equal(cw_mount_open(tree, made.client, &mount), -EINVAL);
+    OK(cw_tree_part(tree, made.client, 0, &part));
+    assert_true(cw_array_readonly(part));
+    assert_int_equal(cw_array_sealed(part), 0);
+    cw_tree_close(tree);
+    OK(put(&made, "n", CW_ANY_VERSION, &tree)); /* the same memory: it is sealed from now on */
+    assert_int_equal(cw_array_sealed(part), 1);
+    assert_int_equal(cw_array_sealed(NULL), -EINVAL);
+    cw_array_close(part);
+    cw_tree_close(tree);
+    unmake(&made);
+}
+
 static void a_tree_and_an_array_are_not_taken_for_each_other(void **state) {
     (void)state;
     struct made made;
@@ -351,6 +379,9 @@ static void hostile_indexes_are_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(what_was_put_comes_back, folder_make, folder_remove),
+        cmocka_unit_test_setup_teardown(
+            what_is_not_sealed_is_read_only_to_readers_and_goes_into_no_mount, folder_make,
+            folder_remove),
         cmocka_unit_test_setup_teardown(of_a_part_only_what_its_leaves_need_is_shown, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(a_tree_and_an_array_are_not_taken_for_each_other,

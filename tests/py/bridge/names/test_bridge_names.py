@@ -96,9 +96,11 @@ def test_a_tree_of_another_node_is_told_as_what_it_is(two: tuple[Node, Node]) ->
     assert (row["dtype"], row["shape"], row["bytes"]) == ("tree", [1], tree.nbytes)
     assert " 1 leaf  tree " in a.command("ls", "//b/open/tree").stdout
     told = a.command("stat", "//b/open/tree").stdout
-    assert re.search(r"(?m)^leaves +1\ndtype +tree$", told), told
-    told = a.command("stat", "--leaves", "//b/open/tree", check=False).stderr
-    assert "another node's tree" in told
+    assert re.search(
+        r"(?m)^dtype +tree\nversion +\d+\nleaves +1, in 1 piece of memory\ndevices +cpu$", told
+    ), told
+    assert re.search(r"(?m)^w +<i8 +\(4,\) ", a.command("stat", "--leaves", "//b/open/tree").stdout)
+    assert "is an array" in a.command("stat", "--leaves", "//b/open/good", check=False).stderr
     b.command("rm", "open/tree", "open/good")
 
 

@@ -73,6 +73,31 @@ def test_all_of_a_tree_comes(two: tuple[Node, Node]) -> None:
         assert tree.device == "cpu"
 
 
+def test_stat_lists_leaves_there_and_fetches_the_index_alone(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        put = cw.put(
+            "open/listed", {"large": values_of(LARGE), "n": {"x": np.ones(3, "f4")}}, meta={"k": 1}
+        )
+    before = received(a, b)
+    told = json.loads(a.command("stat", "--leaves", "--json", "//b/open/listed").stdout)
+    assert received(a, b) - before < LARGE // 10
+    assert [leaf["path"] for leaf in told["paths"]] == ["large", "n.x"]
+    assert told["paths"][0]["bytes"] == LARGE and told["paths"][1]["dtype"] == "<f4"
+    assert (told["version"], told["meta"]) == (put.version, {"k": 1})
+    table = a.command("stat", "--leaves", "//b/open/listed").stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["PATH", "large", "n.x"]
+
+
+def test_a_tree_that_changes_in_place_is_not_fetched(two: tuple[Node, Node]) -> None:
+    a, b = two
+    with b.here():
+        cw.put("open/unsealed", {"large": values_of(LARGE)}, seal=False, keep=True)
+    with a.here(), pytest.raises(cw.RemoteError, match="changes in place"):
+        cw.get("//b/open/unsealed")
+    b.command("rm", "open/unsealed")
+
+
 def test_small_trees_and_such_without_leaves(two: tuple[Node, Node]) -> None:
     a, b = two
     with b.here():

@@ -51,6 +51,7 @@ struct result {
         struct cw_room room;
         struct cw_link link;
         struct cw_version version;
+        struct cw_deed_done deed;
         struct {
             struct cw_holders head;
             uint32_t pids[CWD_HOLDERS_LISTED];

@@ -423,7 +423,13 @@ def put(
     """Publishes a tree; see `cableway.put`."""
     if if_version is not None and not 0 <= index(if_version) < (1 << 64) - 1:
         raise ValueError(f"a version is a number from 0 on, not {if_version}")
-    if isinstance(value, Tree) and meta is None and device is None and copy is not True:
+    there = name[:2] == "//" and not check(
+        lib.cw_name_is_here(client.current().pointer, name.encode())
+    )
+    place = None
+    if there:  # its device is one of that node; here leaves stay where they are
+        place, device = "cuda:0" if device == "cuda" else device or "cpu", None
+    elif isinstance(value, Tree) and meta is None and device is None and copy is not True:
         return _name_again(name, value, flags, if_version)
     cell = publish(
         name.encode(),
@@ -434,6 +440,7 @@ def put(
         device=device,
         copy=copy,
         frozen=_parts,
+        there=place,
     )
     return make(cell, name)
 

@@ -342,6 +342,7 @@ def _put(
             status = lib.cw_tree_put_at(
                 pointer, name, there.encode(), leaves, len(sources), about, len(about), flags, wanted, cell,
             )  # fmt: skip
+            break  # a signal does not say whether it was done there: as for arrays, the caller is told
     if status == -errno.ESTALE:
         raise VersionChanged(str(from_status(status, ffi.string(lib.cw_error()).decode())))
     check(status)

@@ -162,6 +162,8 @@ def while_it_is_put(a: Node, b: Node, harm: Callable[[], None]) -> None:
         assert now in (before, number), (now, before, number)
         if isinstance(told[0], int):
             assert now == number
+            with b.here():
+                assert cw.get("m").version == told[0]
         elif "not known" not in str(told[0]):
             assert now == before, (told, now)
         with a.here():

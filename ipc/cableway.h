@@ -480,10 +480,21 @@ typedef struct cw_tree_info {
  * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken), -ESTALE (the name
  * means another version than was said), -EOWNERDEAD (a leaf's writer died), -EINVAL, -EDQUOT,
  * -EINPROGRESS, -ECONNRESET. Blocks.
+ *
+ * A name "//NODE/NAME" of another node: the leaves are copied there, into host memory, and readers
+ * there see the new version when all of it is there. *out is the tree of this node with the number
+ * of that version. -EREMOTEIO: the node cannot be reached or refuses, or it is not known whether it
+ * was put; -EINVAL also for CW_REMOTE_READ.
  */
 int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
                 const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
                 cw_tree **out);
+/* The same onto another node ("//NODE/NAME"), all of it onto that node's GPU, "cuda:N" as it counts
+ * them without a mask, or "cpu". -ENODEV: it has no such GPU. A name of this node with a GPU is
+ * -EINVAL, since leaves stay where they lie. */
+int cw_tree_put_at(cw_client *client, const char *name, const char *device, const cw_leaf *leaves,
+                   uint32_t count, const void *meta, uint64_t meta_bytes, uint32_t flags,
+                   uint64_t if_version, cw_tree **out);
 typedef struct cw_version_info {
     char name[201];
     uint32_t latest; /* 1: it is what the name means; else 0 */
@@ -501,9 +512,12 @@ typedef struct cw_version_info {
 int cw_version_next(cw_client *client, const char *name, int begins, uint64_t after,
                     cw_version_info *out);
 /* Gives a tree that is held another name, or the same one again: a version of its own, of the same
- * memory. As cw_tree_put(). */
+ * memory; under a name of another node, of a copy there. As cw_tree_put(). */
 int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
                  uint64_t if_version, uint64_t *version);
+/* The same, with a device as of cw_tree_put_at(). */
+int cw_tree_name_at(const cw_tree *tree, cw_client *client, const char *name, const char *device,
+                    uint32_t flags, uint64_t if_version, uint64_t *version);
 /* The tree under a name: the version that it means (0), or that version for as long as somebody has
  * it. Its index is checked to the last byte. The caller owns *out. -ENOENT (no such name, or nobody
  * has that version any more), -ENOTDIR (it is an array: cw_get()), -EPROTO (the index is damaged),

@@ -192,6 +192,7 @@ enum cw_put_flags {
     CW_PUT_REPLACE = 1,
     CW_PUT_KEEP = 2,
     CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
+    CW_PUT_TREE = 16,       /* REMOTE: the block is the index of a tree, and an anchor */
     CW_PUT_GPU = 0xff0000,  /* REMOTE: onto this GPU of the other node, its number there + 1 */
 };
 #define CW_PUT_GPU_SHIFT 16
@@ -322,6 +323,10 @@ struct cw_remote { /* REMOTE; then key_bytes of key (namespace, NUL, "//node/nam
     uint32_t slab, block; /* until the reply */
     uint64_t gen, offset_bytes, size_bytes;
 };
+struct cw_remote_put_tree { /* reply to PUT with CW_PUT_TREE */
+    uint64_t instance;      /* of the other node's broker, */
+    uint64_t version;       /* and which put of it this is */
+};
 struct cw_remote_names { /* reply to NAMES and PEERS: an array of bytes, its transit the caller's */
     uint64_t count;
     uint64_t instance, token;
@@ -349,16 +354,19 @@ struct cw_replica {    /* REPLICA; then the key and the meta of the put */
     uint32_t reserved; /* 0 */
     struct cw_put put;
 };
-enum cw_deed_verb { CW_DEED_ASK = 1, CW_DEED_PUT, CW_DEED_REMOVE, CW_DEED_VERBS };
-/* DEED; then, as for the ops of these names, put with key and meta, or key; of ASK nothing. What a
- * peer wants to be done once: instance (of its broker) and number are the same in each repetition.
- */
+enum cw_deed_verb { CW_DEED_ASK = 1, CW_DEED_PUT, CW_DEED_REMOVE, CW_DEED_PUT_TREE, CW_DEED_VERBS };
+/* DEED; then, as for the ops of these names, put or put_tree with key and meta, or key; of ASK
+ * nothing. What a peer wants to be done once: instance (of its broker) and number are the same in
+ * each repetition. */
 struct cw_deed {
     char peer[64]; /* terminated, the rest zero */
     uint64_t instance, number;
     uint64_t settled; /* the peer repeats none with a lower number */
     uint32_t verb;    /* enum cw_deed_verb */
     uint32_t again;   /* 1: it may have been done already; 0: it was not asked for before */
+};
+struct cw_deed_done { /* its reply */
+    uint64_t version; /* that PUT_TREE gave, now or before; of others 0 */
 };
 struct cw_fast_path_answer { /* of the bridge itself, to a cw_remote of a GET over the fast path,
                            and (status 0) the body of a REMOTE's reply to a GET: where the array
@@ -385,7 +393,8 @@ struct cw_changed {        /* its reply, up to ended[count] */
 _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) == 56 &&
                    sizeof(struct cw_remote_job) == 48 && sizeof(struct cw_deed) == 96 &&
                    sizeof(struct cw_remote_end) == 16 && sizeof(struct cw_changes) == 16 &&
-                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_fast_path_answer) == 48,
+                   sizeof(struct cw_replica) == 48 && sizeof(struct cw_remote_put_tree) == 16 &&
+                   sizeof(struct cw_deed_done) == 8 && sizeof(struct cw_fast_path_answer) == 48,
                "layout");
 _Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_claim) == 24 &&
                    sizeof(struct cw_group) == 24 && sizeof(struct cw_put_tree) == 48 &&

@@ -61,11 +61,12 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
         "broker/bridge/link", "broker/bridge/fetch", "broker/bridge/local",
     ),
     "broker/bridge/fetch": (
-        "shm/base", "ipc", "ipc/base", "ipc/array", "broker/bridge", "broker/bridge/wire", "broker/bridge/link", "broker/bridge/local",
+        "shm/base", "ipc", "ipc/base", "ipc/array", "ipc/tree/tree.h", "broker/bridge", "broker/bridge/wire", "broker/bridge/link",
+        "broker/bridge/local",
     ),
     "broker/bridge/local": (
-        "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "ipc/array", "broker/bridge", "broker/bridge/wire",
-        "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
+        "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "ipc/array", "ipc/tree/tree.h", "broker/bridge",
+        "broker/bridge/wire", "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
     ),
     "broker/bridge/cli": (
         "shm/base", "ipc/cableway.h", "ipc/array/remote_name.h", "broker/bridge", "broker/bridge/io", "broker/bridge/tls",

@@ -8,6 +8,7 @@
 
 #include "broker/broker.h"
 #include "broker/names/names.h"
+#include "broker/names/versions.h"
 #include "broker/session/session.h"
 
 #define DONE_MAX   16384u /* numbers of one asker; more are noted only while an early one stands */
@@ -15,6 +16,7 @@
 
 struct done {
     uint64_t number;
+    uint64_t version; /* that it gave to a tree; of others 0 */
     UT_hash_handle hh;
 };
 
@@ -104,14 +106,16 @@ static int not_known(void) {
                                "the node has no record of it any more; check on that node");
 }
 
-/* 1: it was done; 0: it is to be done. */
-static int look(const struct asker *asker, const struct cw_deed *deed) {
+/* 1: it was done (*version: of a tree); 0: it is to be done. */
+static int look(const struct asker *asker, const struct cw_deed *deed, uint64_t *version) {
     struct done *done;
     if (deed->number < asker->settled)
         return cw_fail(-ECANCELED, "the node that asked for this does not wait for it any more");
     HASH_FIND(hh, asker->done, &deed->number, sizeof deed->number, done);
-    if (done)
+    if (done) {
+        *version = done->version;
         return 1;
+    }
     if (deed->again && deed->number <= asker->forgotten)
         return not_known();
     return 0;
@@ -142,19 +146,26 @@ static void bound(struct asker *asker) {
 struct effect { /* what is to be done */
     struct cw_put put;
     struct cw_key key;
-    const char *text; /* the key, and behind it the meta */
+    const char *text;    /* the key, and behind it the meta */
+    const uint8_t *body; /* of a PUT_TREE, body_bytes of it */
+    uint32_t body_bytes;
 };
 
 /* Takes the bytes behind a deed apart. false: a breach. */
 static bool take_apart(const struct cw_deed *deed, const uint8_t *at, uint32_t bytes,
                        struct effect *out) {
-    uint32_t head_bytes = deed->verb == CW_DEED_PUT      ? sizeof out->put
-                          : deed->verb == CW_DEED_REMOVE ? sizeof out->key
-                                                         : 0;
+    uint32_t head_bytes = deed->verb == CW_DEED_PUT        ? sizeof out->put
+                          : deed->verb == CW_DEED_REMOVE   ? sizeof out->key
+                          : deed->verb == CW_DEED_PUT_TREE ? sizeof(struct cw_put_tree)
+                                                           : 0;
     if (deed->verb == 0 || deed->verb >= CW_DEED_VERBS || deed->again > 1 ||
         deed->settled > deed->number || deed->peer[sizeof deed->peer - 1] || bytes < head_bytes)
         return false;
     out->text = (const char *)at + head_bytes;
+    out->body = at;
+    out->body_bytes = bytes;
+    if (deed->verb == CW_DEED_PUT_TREE)
+        return true; /* cwd_version_put() looks at its form */
     if (deed->verb == CW_DEED_ASK)
         return bytes == 0;
     if (deed->verb == CW_DEED_PUT) {
@@ -165,15 +176,23 @@ static bool take_apart(const struct cw_deed *deed, const uint8_t *at, uint32_t b
     return out->key.key_bytes <= CW_KEY_MAX && bytes == head_bytes + out->key.key_bytes;
 }
 
+/* *version: of a tree. */
 static int take_effect(struct cwd_broker *b, struct cwd_session *session, uint32_t verb,
-                       const struct effect *effect) {
+                       const struct effect *effect, uint64_t *version) {
+    if (verb == CW_DEED_PUT_TREE) {
+        struct cw_version put;
+        int code = cwd_version_put(b, session, effect->body, effect->body_bytes, &put);
+        if (code == 0)
+            *version = put.version;
+        return code;
+    }
     return verb == CW_DEED_PUT ? cwd_name_put(b, session, &effect->put, effect->text,
                                               effect->text + effect->put.key_bytes)
                                : cwd_name_remove(b, session, effect->text, effect->key.key_bytes);
 }
 
 int cwd_deed(struct cwd_broker *b, struct cwd_session *session, const uint8_t *body,
-             uint32_t body_bytes) {
+             uint32_t body_bytes, struct cw_deed_done *out) {
     struct cw_deed deed;
     struct effect effect = {.text = NULL};
     memcpy(&deed, body, sizeof deed);
@@ -185,7 +204,8 @@ int cwd_deed(struct cwd_broker *b, struct cwd_session *session, const uint8_t *b
     if (!asker)
         return deed.again ? not_known() : cwd_no_memory("a peer's put or remove");
     settle(asker, deed.settled);
-    int code = look(asker, &deed);
+    *out = (struct cw_deed_done){.version = 0};
+    int code = look(asker, &deed, &out->version);
     if (code)
         return code < 0 ? code : 0;
     if (deed.verb == CW_DEED_ASK)
@@ -193,7 +213,8 @@ int cwd_deed(struct cwd_broker *b, struct cwd_session *session, const uint8_t *b
     struct done *done = note(asker, deed.number);
     if (!done)
         return cwd_no_memory("a peer's put or remove");
-    code = take_effect(b, session, deed.verb, &effect);
+    code = take_effect(b, session, deed.verb, &effect, &out->version);
+    done->version = out->version;
     if (code)
         forget(asker, done);
     else

@@ -26,7 +26,7 @@ struct cwd_session;
  * not. -EREMOTEIO: nobody knows. -ECANCELED: it was settled. -EPERM, -EDQUOT, and what a put or
  * remove says. -EBADMSG: a breach. */
 int cwd_deed(struct cwd_broker *broker, struct cwd_session *session, const uint8_t *body,
-             uint32_t body_bytes);
+             uint32_t body_bytes, struct cw_deed_done *out);
 void cwd_deeds_deinit(struct cwd_broker *broker);
 
 #endif

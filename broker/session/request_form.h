@@ -52,6 +52,7 @@ struct result {
         struct cw_room room;
         struct cw_link link;
         struct cw_version version;
+        struct cw_deed_done deed;
         struct {
             struct cw_version_found head;
             char key[CW_KEY_MAX];

@@ -274,7 +274,8 @@ static int serve_replica(struct cwd_broker *b, struct cwd_session *s, struct req
 
 static int serve_deed(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
-    return (void)result, cwd_deed(b, s, r->body.bytes, r->body_bytes);
+    result->body_bytes = sizeof result->body.deed;
+    return cwd_deed(b, s, r->body.bytes, r->body_bytes, &result->body.deed);
 }
 
 static int serve_link(struct cwd_broker *b, struct cwd_session *s, struct request *r,

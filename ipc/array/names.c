@@ -315,28 +315,12 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
     return code;
 }
 
-/* "cpu", or "cuda:N": how the other node names a GPU is not looked up here. */
-static int parse_device(const char *device, int *gpu) {
-    char rest;
-    unsigned number = 0;
-    if (strcmp(device, "cpu") == 0)
-        *gpu = -1;
-    else if (sscanf(device, "cuda:%3u%c", &number, &rest) == 1 && number < CW_GPUS_MAX)
-        *gpu = (int)number;
-    else
-        return cw_fail(-ENODEV,
-                       "\"%.100s\" is no device of another node: \"cpu\", or \"cuda:0\" to "
-                       "\"cuda:%d\" as that node counts its GPUs",
-                       device, CW_GPUS_MAX - 1);
-    return 0;
-}
-
 int cw_array_put_at(cw_array *array, const char *name, const char *device, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes) {
     int gpu;
     if (!array || !name || !device)
         return cw_needs("an array, a name and a device");
-    int code = parse_device(device, &gpu);
+    int code = cw_remote_gpu(device, &gpu);
     if (code == 0)
         code = cw_array_pin(array);
     if (code)

@@ -310,27 +310,73 @@ int cw_remote_wait_after(cw_client *client, const struct cw_name_key *key, uint6
     return call(client, &remote, key, NULL, 0, NULL, NULL, timeout_ns);
 }
 
+int cw_remote_gpu(const char *device, int *gpu) {
+    char rest;
+    unsigned number = 0;
+    if (strcmp(device, "cpu") == 0)
+        *gpu = -1;
+    else if (sscanf(device, "cuda:%3u%c", &number, &rest) == 1 && number < CW_GPUS_MAX)
+        *gpu = (int)number;
+    else
+        return cw_fail(-ENODEV,
+                       "\"%.100s\" is no device of another node: \"cpu\", or \"cuda:0\" to "
+                       "\"cuda:%d\" as that node counts its GPUs",
+                       device, CW_GPUS_MAX - 1);
+    return 0;
+}
+
+int cw_remote_put_check(uint32_t flags) {
+    return flags & CW_REMOTE_READ
+               ? cw_fail(-EINVAL, "remote reading cannot be allowed from another node: put the "
+                                  "array on its own node with remote reading allowed")
+               : 0;
+}
+
+/* Which array, and how it is put. */
+static struct cw_remote put_form(const cw_array *array, int gpu, uint32_t flags) {
+    return (struct cw_remote){.verb = CW_REMOTE_PUT,
+                              .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
+                                       (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                       (uint32_t)(gpu + 1) << CW_PUT_GPU_SHIFT,
+                              .instance = array->client->instance,
+                              .slab = array->slab->id,
+                              .block = array->block,
+                              .gen = array->gen,
+                              .offset_bytes = array->offset_bytes,
+                              .size_bytes = array->size_bytes};
+}
+
+int cw_remote_put_tree(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
+                       const struct cw_meta_put_tree *meta, uint64_t *instance, uint64_t *version) {
+    struct cw_remote remote = put_form(array, gpu, flags);
+    struct cw_remote_put_tree reply;
+    uint32_t reply_bytes = sizeof reply;
+    int code = cw_remote_put_check(flags);
+    remote.flags |= CW_PUT_TREE;
+    if (code == 0)
+        code = call(array->client, &remote, key, meta, sizeof *meta, &reply, &reply_bytes, -1);
+    if (code == 0 && reply_bytes != sizeof reply)
+        code = cw_fail(-EPROTO, "the bridge answered a put of a tree with %u bytes", reply_bytes);
+    if (code)
+        return code;
+    *instance = reply.instance;
+    *version = reply.version;
+    return 0;
+}
+
 int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
                   const cw_layout *layout, uint64_t offset_bytes) {
     struct cw_shape shape;
     uint8_t meta[CW_META_BYTES_MAX];
     uint64_t low_bytes = 0;
     int code = cw_put_view(array, layout, offset_bytes, &shape, &low_bytes);
-    if (code == 0 && (flags & CW_REMOTE_READ))
-        code = cw_fail(-EINVAL, "remote reading cannot be allowed from another node: put the array "
-                                "on its own node with remote reading allowed");
+    if (code == 0)
+        code = cw_remote_put_check(flags);
     if (code)
         return code;
-    struct cw_remote remote = {.verb = CW_REMOTE_PUT,
-                               .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                        (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
-                                        (uint32_t)(gpu + 1) << CW_PUT_GPU_SHIFT,
-                               .instance = array->client->instance,
-                               .slab = array->slab->id,
-                               .block = array->block,
-                               .gen = array->gen,
-                               .offset_bytes = array->offset_bytes + low_bytes,
-                               .size_bytes = shape.span_bytes};
+    struct cw_remote remote = put_form(array, gpu, flags);
+    remote.offset_bytes += low_bytes;
+    remote.size_bytes = shape.span_bytes;
     uint32_t meta_bytes = cw_meta_encode(&shape, meta);
     pthread_mutex_lock(&array->client->lock);
     struct cw_extent *extent = array->slab->locals[array->block].extent;

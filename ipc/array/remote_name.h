@@ -63,6 +63,14 @@ bool cw_remote_part(const struct cw_name_key *key, const struct cw_remote *part,
  * which GPU there, -1 in host memory. */
 int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
                   const cw_layout *layout, uint64_t offset_bytes);
+/* "cpu" (-1), or "cuda:N": how the other node names a GPU is not looked up here. 0 or -ENODEV. */
+int cw_remote_gpu(const char *device, int *gpu);
+/* Do flags ask for what can be done on a name's own node alone? 0 or -EINVAL. */
+int cw_remote_put_check(uint32_t flags);
+/* The same of the index of a tree, which is an anchor, with all parts of the tree. -ESTALE: as
+ * meta->if_version says. *version is of the broker *instance. */
+int cw_remote_put_tree(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
+                       const struct cw_meta_put_tree *meta, uint64_t *instance, uint64_t *version);
 /* WAIT and REMOVE. */
 int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_name_key *key,
                    int64_t timeout_ns);

@@ -103,6 +103,20 @@ int cw_meta_remote_tree_decode(const void *buffer, uint32_t buffer_bytes, uint64
     return 0;
 }
 
+int cw_meta_put_tree_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                            struct cw_meta_put_tree *out) {
+    struct cw_meta_put_tree meta;
+    if (buffer_bytes != sizeof meta)
+        return cw_fail(-EPROTO, "metadata of a tree that is put has %zu bytes, here are %u",
+                       sizeof meta, buffer_bytes);
+    memcpy(&meta, buffer, sizeof meta);
+    if (meta.version != CW_META_PUT_TREE_VERSION || meta.reserved || meta.reserved1 ||
+        meta.parts_bytes >> 48 || size_bytes == 0 || size_bytes > CW_META_INDEX_MAX)
+        return cw_fail(-EPROTO, "malformed metadata of a tree that is put");
+    *out = meta;
+    return 0;
+}
+
 int cw_meta_layout(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
                    struct cw_shape *shape, cw_layout *layout) {
     struct cw_shape read;

@@ -60,6 +60,19 @@ bool cw_meta_is_remote_tree(const void *buffer, uint32_t buffer_bytes);
 int cw_meta_remote_tree_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
                                struct cw_meta_remote_tree *out);
 
+/* Of a tree that is put onto another node, beside the bytes of its index. */
+#define CW_META_PUT_TREE_VERSION 4u
+struct cw_meta_put_tree {
+    uint16_t version, reserved; /* CW_META_PUT_TREE_VERSION, 0 */
+    uint32_t reserved1;         /* 0 */
+    uint64_t if_version;        /* as of PUT_TREE */
+    uint64_t parts_bytes;       /* of all its parts, as far as its leaves need them */
+};
+_Static_assert(sizeof(struct cw_meta_put_tree) == 24, "layout");
+/* size_bytes: of the index. 0 or -EPROTO. */
+int cw_meta_put_tree_decode(const void *buffer, uint32_t buffer_bytes, uint64_t size_bytes,
+                            struct cw_meta_put_tree *out);
+
 #define CW_META_BYTES_MAX (sizeof(struct cw_meta) + CW_NDIM_MAX * 16 + CW_DTYPE_MAX)
 
 /* Writes a resolved layout to buffer (CW_META_BYTES_MAX bytes). Returns the bytes written. */

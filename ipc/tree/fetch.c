@@ -159,25 +159,6 @@ static int fetch_part(struct fetching *f, uint32_t part) {
 
 /* ---- the index ---- */
 
-/* The leaves as before, in parts that lie here. */
-static int write_index(struct fetching *f, struct cw_index *index, cw_array **out) {
-    const uint32_t count = f->index.head->leaves;
-    cw_leaf *leaves = calloc(count + 1, sizeof *leaves);
-    if (!leaves)
-        return cw_fail(-EDQUOT, "no memory for a tree of %u leaves", count);
-    for (uint32_t i = 0; i < count; i++) {
-        cw_index_leaf(&f->index, i, &leaves[i]);
-        if (leaves[i].size_bytes == 0)
-            continue;
-        leaves[i].offset_bytes -= f->spans[leaves[i].part].offset_bytes;
-        leaves[i].part = f->numbers[leaves[i].part];
-    }
-    int code = cw_index_make(f->client, f->parts, f->part_count, leaves, count, f->index.meta,
-                             f->index.head->meta_bytes, index, out);
-    free(leaves);
-    return code;
-}
-
 static int build(struct fetching *f, cw_tree **out) {
     struct cw_index index;
     cw_array *array;
@@ -186,7 +167,8 @@ static int build(struct fetching *f, cw_tree **out) {
         if (f->spans[i].size_bytes)
             code = fetch_part(f, i);
     if (code == 0)
-        code = write_index(f, &index, &array);
+        code = cw_index_move(f->client, &f->index, f->spans, f->numbers, f->parts, f->part_count,
+                             &index, &array);
     if (code)
         return code;
     cw_array_freeze(array);

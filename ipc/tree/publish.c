@@ -29,6 +29,7 @@
 #include "ipc/request/channel.h"
 #include "ipc/client.h"
 #include "ipc/array/array.h"
+#include "ipc/array/remote_name.h"
 
 struct publication {
     cw_client *client;
@@ -220,11 +221,31 @@ int cw_index_make(cw_client *client, const struct cw_index_part *parts, uint32_t
     return code;
 }
 
-/* Others may know of them from now on. */
-static void mark_published(cw_client *client, cw_array *const *arrays, uint32_t count) {
+int cw_index_move(cw_client *client, const struct cw_index *from, const struct cw_index_span *spans,
+                  const uint32_t *numbers, const struct cw_index_part *parts, uint32_t part_count,
+                  struct cw_index *index, cw_array **out) {
+    const uint32_t count = from->head->leaves;
+    cw_leaf *leaves = calloc(count + 1, sizeof *leaves);
+    if (!leaves)
+        return cw_fail(-EDQUOT, "no memory for a tree of %u leaves", count);
+    for (uint32_t i = 0; i < count; i++) {
+        cw_index_leaf(from, i, &leaves[i]);
+        if (leaves[i].size_bytes == 0)
+            continue;
+        leaves[i].offset_bytes -= spans[leaves[i].part].offset_bytes;
+        leaves[i].part = numbers[leaves[i].part];
+    }
+    int code = cw_index_make(client, parts, part_count, leaves, count, from->meta,
+                             from->head->meta_bytes, index, out);
+    free(leaves);
+    return code;
+}
+
+void cw_parts_published(cw_client *client, cw_array *const *arrays, uint32_t count) {
     pthread_mutex_lock(&client->lock);
     for (uint32_t i = 0; i < count; i++) {
-        struct cw_extent *extent = arrays[i]->slab->locals[arrays[i]->block].extent;
+        struct cw_extent *extent =
+            arrays[i] ? arrays[i]->slab->locals[arrays[i]->block].extent : NULL;
         if (extent)
             extent->published = true;
     }
@@ -234,7 +255,7 @@ static void mark_published(cw_client *client, cw_array *const *arrays, uint32_t 
 int cw_index_group(cw_client *client, cw_array *array, const struct cw_index_part *members,
                    uint32_t part_count) {
     struct cw_block_name names[CW_GROUP_ASKED];
-    mark_published(client, &array, 1);
+    cw_parts_published(client, &array, 1);
     uint32_t done = 0;
     int code;
     do { /* also without parts: the index is an anchor */
@@ -270,11 +291,28 @@ static int prepare(struct publication *p, uint32_t flags) {
     return 0;
 }
 
-static int publish(struct publication *p, const struct cw_name_key *key, const void *meta,
-                   uint64_t meta_bytes, uint32_t flags, uint64_t if_version, cw_tree **out) {
+int cw_tree_put_remote(cw_array *array, const struct cw_index *index, const struct cw_name_key *key,
+                       int gpu, uint32_t flags, uint64_t if_version, uint64_t *instance,
+                       uint64_t *version) {
+    struct cw_meta_put_tree meta = {.version = CW_META_PUT_TREE_VERSION, .if_version = if_version};
+    struct cw_index_span *spans = malloc((index->head->parts + 1u) * sizeof *spans);
+    if (!spans)
+        return cw_fail(-EDQUOT, "no memory for a tree of %u parts", index->head->parts);
+    cw_index_spans(index, spans);
+    for (uint32_t i = 0; i < index->head->parts; i++)
+        meta.parts_bytes += spans[i].size_bytes;
+    free(spans);
+    return cw_remote_put_tree(array, key, gpu, flags, &meta, instance, version);
+}
+
+/* remote: the key is of another node's name, onto whose GPU it is put (-1: into its host memory).
+ */
+static int publish(struct publication *p, const struct cw_name_key *key, bool remote, int gpu,
+                   const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+                   cw_tree **out) {
     struct cw_index index;
     cw_array *array = NULL;
-    uint64_t version;
+    uint64_t version, instance = p->client->instance;
     int code = prepare(p, flags);
     if (code == 0)
         code = cw_index_make(p->client, p->parts, p->part_count, p->leaves, p->leaf_count, meta,
@@ -282,12 +320,19 @@ static int publish(struct publication *p, const struct cw_name_key *key, const v
     if (code)
         return code;
     cw_array_freeze(array);
-    mark_published(p->client, p->arrays, p->part_count);
+    cw_parts_published(p->client, p->arrays, p->part_count);
     code = cw_index_group(p->client, array, p->parts, p->part_count);
     if (code == 0)
-        code = cw_tree_put_index(p->client, array, index.head, key, flags, if_version, &version);
-    if (code == 0 && out)
-        return cw_tree_make(p->client, array, version, &index, out);
+        code = remote ? cw_tree_put_remote(array, &index, key, gpu, flags, if_version, &instance,
+                                           &version)
+                      : cw_tree_put_index(p->client, array, index.head, key, flags, if_version,
+                                          &version);
+    if (code == 0 && out) {
+        code = cw_tree_make(p->client, array, version, &index, out);
+        if (code == 0)
+            (*out)->instance = instance;
+        return code;
+    }
     cw_index_deinit(&index);
     cw_array_close(array);
     return code;
@@ -315,13 +360,19 @@ static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t co
     return 0;
 }
 
-int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
-                       const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
-                       bool hashed, cw_tree **out) {
+/* gpu: of another node, -1: its host memory. */
+static int put(cw_client *client, const char *name, int gpu, const cw_leaf *leaves, uint32_t count,
+               const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+               bool hashed, cw_tree **out) {
     struct cw_name_key key;
     int code = check_arguments(client, leaves, count, meta, meta_bytes, flags);
     if (code == 0)
-        code = cw_tree_key(client, name, &key);
+        code = cw_tree_key_of(client, name, &key);
+    const bool remote = code == 1;
+    if (remote)
+        code = cw_remote_put_check(flags);
+    else if (code == 0)
+        code = cw_tree_stays(name, gpu);
     if (code)
         return code;
     struct publication p = {.client = client, .leaf_count = count, .hashed = hashed};
@@ -329,7 +380,7 @@ int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leave
     if (p.leaves) {
         if (count)
             memcpy(p.leaves, leaves, count * sizeof *leaves);
-        code = publish(&p, &key, meta, meta_bytes, flags, if_version, out);
+        code = publish(&p, &key, remote, gpu, meta, meta_bytes, flags, if_version, out);
     } else {
         code = cw_fail(-EDQUOT, "no memory for a tree of %u leaves", count);
     }
@@ -342,9 +393,24 @@ int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leave
     return code;
 }
 
+int cw_tree_put_hashed(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
+                       const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
+                       bool hashed, cw_tree **out) {
+    return put(client, name, -1, leaves, count, meta, meta_bytes, flags, if_version, hashed, out);
+}
+
 int cw_tree_put(cw_client *client, const char *name, const cw_leaf *leaves, uint32_t count,
                 const void *meta, uint64_t meta_bytes, uint32_t flags, uint64_t if_version,
                 cw_tree **out) {
-    return cw_tree_put_hashed(client, name, leaves, count, meta, meta_bytes, flags, if_version,
-                              false, out);
+    return put(client, name, -1, leaves, count, meta, meta_bytes, flags, if_version, false, out);
+}
+
+int cw_tree_put_at(cw_client *client, const char *name, const char *device, const cw_leaf *leaves,
+                   uint32_t count, const void *meta, uint64_t meta_bytes, uint32_t flags,
+                   uint64_t if_version, cw_tree **out) {
+    int gpu;
+    int code = device ? cw_remote_gpu(device, &gpu) : cw_needs("a device");
+    return code ? code
+                : put(client, name, gpu, leaves, count, meta, meta_bytes, flags, if_version, false,
+                      out);
 }

@@ -120,18 +120,24 @@ static int find_version(cw_client *client, const struct cw_name_key *key, const 
     return 0;
 }
 
-int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key) {
+int cw_tree_key_of(cw_client *client, const char *name, struct cw_name_key *key) {
     int code = cw_name_key_make(client, name, key);
     if (code || !cw_remote_name(name))
         return code;
     code = cw_name_is_here(client, name);
     if (code == 1)
         return cw_name_key_make(client, cw_remote_local(name), key);
-    return code < 0 ? code
-                    : cw_fail(-EREMOTEIO,
-                              "\"%s\": a tree cannot be put onto another node; put it there, and "
-                              "get it from here",
-                              name);
+    return code < 0 ? code : 1;
+}
+
+int cw_tree_key(cw_client *client, const char *name, struct cw_name_key *key) {
+    int code = cw_tree_key_of(client, name, key);
+    return code <= 0
+               ? code
+               : cw_fail(-EREMOTEIO,
+                         "\"%s\": files cannot be loaded onto another node; load them under a "
+                         "name of this node, and put that tree there",
+                         name);
 }
 
 static int get_here(cw_client *client, const char *name, uint64_t version, cw_tree **out) {
@@ -177,32 +183,40 @@ int cw_tree_get(cw_client *client, const char *name, uint64_t version, cw_tree *
     return cw_tree_get_at(client, name, version, NULL, 0, -1, out);
 }
 
-int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
+void cw_tree_put_form(const cw_array *array, const struct cw_index_head *head,
                       const struct cw_name_key *key, uint32_t flags, uint64_t if_version,
-                      uint64_t *version) {
+                      struct cw_put_tree *put, struct cw_meta_tree *meta) {
     const struct cw_index_part *first = (const void *)(head + 1);
-    struct cw_put_tree put = {.if_version = if_version,
-                              .put = {.slab = array->slab->id,
-                                      .block = array->block,
-                                      .gen = array->gen,
-                                      .offset_bytes = array->offset_bytes,
-                                      .size_bytes = array->size_bytes,
-                                      .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                               (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
-                                               (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
-                                      .key_bytes = (uint16_t)key->length,
-                                      .meta_bytes = sizeof(struct cw_meta_tree)}};
-    struct cw_meta_tree meta = {.version = CW_META_TREE_VERSION,
-                                .leaves = head->leaves,
-                                .parts = head->parts,
-                                .total_bytes = head->total_bytes};
+    *put = (struct cw_put_tree){.if_version = if_version,
+                                .put = {.slab = array->slab->id,
+                                        .block = array->block,
+                                        .gen = array->gen,
+                                        .offset_bytes = array->offset_bytes,
+                                        .size_bytes = array->size_bytes,
+                                        .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
+                                                 (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+                                                 (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
+                                        .key_bytes = (uint16_t)key->length,
+                                        .meta_bytes = sizeof(struct cw_meta_tree)}};
+    *meta = (struct cw_meta_tree){.version = CW_META_TREE_VERSION,
+                                  .leaves = head->leaves,
+                                  .parts = head->parts,
+                                  .total_bytes = head->total_bytes};
     bool one_device = head->parts > 0;
     for (uint32_t i = 1; i < head->parts; i++)
         one_device = one_device && memcmp(first[i].device_uuid, first->device_uuid, 16) == 0;
     if (one_device) {
-        meta.device_kind = first->device_kind;
-        memcpy(meta.device_uuid, first->device_uuid, sizeof meta.device_uuid);
+        meta->device_kind = first->device_kind;
+        memcpy(meta->device_uuid, first->device_uuid, sizeof meta->device_uuid);
     }
+}
+
+int cw_tree_put_index(cw_client *client, cw_array *array, const struct cw_index_head *head,
+                      const struct cw_name_key *key, uint32_t flags, uint64_t if_version,
+                      uint64_t *version) {
+    struct cw_put_tree put;
+    struct cw_meta_tree meta;
+    cw_tree_put_form(array, head, key, flags, if_version, &put, &meta);
     struct iovec parts[] = {
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {&meta, sizeof meta}};
     struct cw_version reply;
@@ -224,9 +238,19 @@ static int check_held(const cw_tree *tree) {
                                   "put its arrays as a new tree");
 }
 
-int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
-                 uint64_t if_version, uint64_t *version) {
+int cw_tree_stays(const char *name, int gpu) {
+    return gpu < 0 ? 0
+                   : cw_fail(-EINVAL,
+                             "\"%s\" is a name of this node: leaves stay where they lie; copy them "
+                             "to cuda:%d, and put the copies",
+                             name, gpu);
+}
+
+/* gpu: of another node, -1: its host memory. */
+static int put_again(const cw_tree *tree, cw_client *client, const char *name, int gpu,
+                     uint32_t flags, uint64_t if_version, uint64_t *version) {
     struct cw_name_key key;
+    uint64_t instance;
     if (!tree || !version)
         return cw_needs("a tree and a place for the version");
     if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
@@ -235,14 +259,31 @@ int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint3
                        flags);
     int code = check_held(tree);
     if (code == 0)
-        code = cw_tree_key(client, name, &key);
-    if (code == 0 && client->instance != tree->client->instance)
+        code = cw_tree_key_of(client, name, &key);
+    const bool remote = code == 1;
+    if (code == 0)
+        code = cw_tree_stays(name, gpu);
+    if (code >= 0 && client->instance != tree->client->instance)
         code = cw_fail(-EINVAL,
                        "the tree belongs to a broker that has ended: put its arrays as a new tree");
-    if (code)
+    if (code < 0)
         return code;
-    return cw_tree_put_index(client, tree->array, tree->index.head, &key, flags, if_version,
-                             version);
+    return remote ? cw_tree_put_remote(tree->array, &tree->index, &key, gpu, flags, if_version,
+                                       &instance, version)
+                  : cw_tree_put_index(client, tree->array, tree->index.head, &key, flags,
+                                      if_version, version);
+}
+
+int cw_tree_name(const cw_tree *tree, cw_client *client, const char *name, uint32_t flags,
+                 uint64_t if_version, uint64_t *version) {
+    return put_again(tree, client, name, -1, flags, if_version, version);
+}
+
+int cw_tree_name_at(const cw_tree *tree, cw_client *client, const char *name, const char *device,
+                    uint32_t flags, uint64_t if_version, uint64_t *version) {
+    int gpu;
+    int code = device ? cw_remote_gpu(device, &gpu) : cw_needs("a device");
+    return code ? code : put_again(tree, client, name, gpu, flags, if_version, version);
 }
 
 static int timed_out(const char *name, uint64_t after, int64_t timeout_ns) {

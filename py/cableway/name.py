@@ -104,7 +104,8 @@ def put(
 
     A dict of arrays (a `state_dict`), nested as you like, or a PyTorch module becomes a `Tree`: all of its arrays under one name.
     A reader sees all of them or none, in versions that never change. The arrays are copied, except those that come from another
-    tree.
+    tree. Under a name of another node ("//NODE/NAME") array or tree is copied there, whole or not at all, and blocks until it is; of a
+    tree you get the one here, with the number of the version there.
 
     Args:
         name: 1 to 200 bytes of UTF-8, parts divided by "/", none of them empty, "." or "..", no control characters;
@@ -138,6 +139,7 @@ def put(
         LimitExceeded: too many names or bytes, or no memory left, here or there.
         DeviceError: there is no such device, here or there.
         ProducerDied: a name of another node, and the array's writer died before its work was complete.
+        RemoteError: the other node is not known here, cannot be reached or refuses; or it is not known whether it was put there.
         ValueError: a bad name; copy=False, and it needs a copy.
         TypeError: the dtype holds objects, or elements are masked.
 

@@ -439,10 +439,20 @@ def put(
     """Publishes a tree; see `cableway.put`."""
     if if_version is not None:
         if_version = checked(if_version, "if_version", 0)
+    sealed = not flags & lib.CW_TREE_UNSEALED
+    there = name[:2] == "//" and not check(
+        lib.cw_name_is_here(client.current().pointer, name.encode())
+    )
+    if there and not (sealed and max_old is None):
+        raise ValueError(
+            "seal=False and max_old= are for trees of this node: leave them out, or put the tree on its own node"
+        )
     if max_old is not None:
         await_room(name, count("max_old", max_old), timeout)
-    sealed = not flags & lib.CW_TREE_UNSEALED
-    if isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
+    place = None
+    if there:  # its device is one of that node; here leaves stay where they are
+        place, device = "cuda:0" if device == "cuda" else device or "cpu", None
+    elif isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
         return _name_again(name, value, flags, if_version)
     cell, places = publish(
         name.encode(),
@@ -453,6 +463,7 @@ def put(
         device=device,
         copy=copy,
         frozen=() if flags & lib.CW_TREE_UNSEALED else _parts,
+        there=place,
     )
     made = make(cell, name)
     if flags & lib.CW_TREE_UNSEALED:

@@ -61,9 +61,15 @@ static void check(const struct cwb_frame *frame, const uint8_t *body, uint32_t b
         promise(frame->offer.size_bytes <= CWB_ARRAY_MAX);
         promise(frame->offer.token.instance && frame->offer.token.number);
         promise(frame->offer.token.settled <= frame->offer.token.number);
-        promise(cw_meta_decode(frame->meta, frame->meta_bytes, frame->offer.size_bytes, &shape) ==
-                0);
-        promise(shape.span_bytes == frame->offer.size_bytes);
+        if (frame->offer.flags & CW_PUT_TREE) {
+            struct cw_meta_put_tree tree;
+            promise(cw_meta_put_tree_decode(frame->meta, frame->meta_bytes, frame->offer.size_bytes,
+                                            &tree) == 0);
+        } else {
+            promise(cw_meta_decode(frame->meta, frame->meta_bytes, frame->offer.size_bytes,
+                                   &shape) == 0);
+            promise(shape.span_bytes == frame->offer.size_bytes);
+        }
         if (frame->offer.inside)
             promise(within(frame->data, frame->offer.size_bytes, body, body_bytes));
     }

@@ -1,7 +1,7 @@
 /*
  * cableway cp: the array under one name under another, either of which may be a name of another
  * node. What stays on this node is copied; what goes to another is sent as it is. A tree gets
- * another name for the same memory, since nothing of it ever changes.
+ * another name for the same memory, since nothing of it ever changes; another node gets a copy.
  */
 #include "tools/cli.h"
 
@@ -36,22 +36,18 @@ static int copy_array(const struct cli *cli, cw_client *client, cw_array *source
 }
 
 static int name_tree(const struct cli *cli, cw_client *client, const cw_tree *tree, bool here) {
-    const char *from = cli->arguments[0];
+    const char *from = cli->arguments[0], *to = cli->arguments[1];
     uint64_t version;
-    if (!here)
-        return cli_error(
-            CLI_FAILED,
-            "\"%s\" is a tree, which cannot be put onto another node: write it into a file by "
-            "`cableway get %s FILE.safetensors`, and load that there",
-            from, from);
+    if (!here && cli->device)
+        return cli_result(cw_tree_name_at(tree, client, to, cli->device, flags_of(cli),
+                                          CW_ANY_VERSION, &version));
     if (cli->device)
         return cli_error(CLI_FAILED,
                          "\"%s\" is a tree, which gets another name where it lies: leave out "
                          "--device, or copy it from Python by cableway.put(name, "
                          "cableway.get(tree), device=...)",
                          from);
-    return cli_result(
-        cw_tree_name(tree, client, cli->arguments[1], flags_of(cli), CW_ANY_VERSION, &version));
+    return cli_result(cw_tree_name(tree, client, to, flags_of(cli), CW_ANY_VERSION, &version));
 }
 
 int cmd_cp(const struct cli *cli) {

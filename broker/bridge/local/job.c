@@ -129,11 +129,14 @@ void cwb_jobs_watch(struct cwb_bridge *bridge) {
  * of all others, and would be asked again over the next one. */
 static int check_there(const struct cwb_job *job) {
     const struct cw_remote *remote = &job->remote;
+    struct cw_meta_put_tree tree;
     struct cw_shape shape;
     int code = cwb_key_check(job->there.text, job->there.length, remote->verb == CW_REMOTE_NAMES);
     if (code == 0 && remote->verb == CW_REMOTE_PUT &&
         (remote->size_bytes > CWB_ARRAY_MAX ||
-         cw_meta_decode(job->meta, remote->meta_bytes, remote->size_bytes, &shape) != 0))
+         (remote->flags & CW_PUT_TREE
+              ? cw_meta_put_tree_decode(job->meta, remote->meta_bytes, remote->size_bytes, &tree)
+              : cw_meta_decode(job->meta, remote->meta_bytes, remote->size_bytes, &shape)) != 0))
         code = -EPROTO;
     return code ? cw_fail(-EINVAL, "a malformed request to other nodes: invalid name or layout")
                 : 0;

@@ -11,6 +11,7 @@
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/wire/frame.h"
 #include "ipc/base/meta.h"
+#include "ipc/tree/tree.h"
 
 uint64_t cwb_deed_now_ns(void) {
     struct timespec now;
@@ -33,8 +34,9 @@ static int not_known(const struct cwb_job *job, const char *why) {
     char reason[CW_DETAIL_MAX];
     strcpy(reason, why);
     return cw_fail(-EREMOTEIO, "whether the %s at %s is not known: %.300s; look there",
-                   job->remote.verb == CW_REMOTE_PUT ? "array stands under its name"
-                                                     : "name was removed",
+                   job->remote.verb != CW_REMOTE_PUT ? "name was removed"
+                   : job->remote.flags & CW_PUT_TREE ? "tree stands under its name"
+                                                     : "array stands under its name",
                    job->peer ? job->peer->config.name : "the other node", reason);
 }
 
@@ -91,6 +93,37 @@ int cwb_deed_remove(const struct cwb_peer *peer, struct cwb_bridge *bridge,
     return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, parts, 3, on_answer, owner);
 }
 
+uint64_t cwb_deed_version(const void *body, uint32_t body_bytes) {
+    struct cw_deed_done done = {.version = 0};
+    if (body_bytes == sizeof done)
+        memcpy(&done, body, sizeof done);
+    return done.version;
+}
+
+static uint32_t flags_of(const struct cwb_offer *offer) {
+    return (offer->flags & CW_PUT_REPLACE ? CW_REPLACE : 0u) |
+           (offer->flags & CW_PUT_KEEP ? CW_KEEP : 0u);
+}
+
+static int put_tree(const struct cwb_peer *peer, struct cwb_bridge *bridge,
+                    const struct cwb_offer *offer, const struct cw_name_key *name, cw_array *array,
+                    const void *meta, cwb_on_answer *on_answer, void *owner) {
+    struct cw_deed deed = deed_of(peer, CW_DEED_PUT_TREE, &offer->token, offer->flags);
+    struct cw_meta_put_tree about;
+    struct cw_put_tree put;
+    struct cw_meta_tree form;
+    int code = cw_meta_put_tree_decode(meta, offer->meta_bytes, offer->size_bytes, &about);
+    if (code)
+        return code;
+    cw_tree_put_form(array, (const void *)cw_array_lowest(array), name, flags_of(offer),
+                     about.if_version, &put, &form);
+    struct iovec parts[] = {{&deed, sizeof deed},
+                            {&put, sizeof put},
+                            {(void *)(uintptr_t)name->text, name->length},
+                            {&form, sizeof form}};
+    return cwb_broker_channel_ask(bridge->broker_channel, CW_OP_DEED, parts, 4, on_answer, owner);
+}
+
 int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                  const struct cwb_offer *offer, const struct cw_name_key *name, cw_array *array,
                  const void *meta, cwb_on_answer *on_answer, void *owner) {
@@ -99,13 +132,13 @@ int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
     struct cw_put put;
     struct cw_shape shape;
     cw_layout layout;
+    if (offer->flags & CW_PUT_TREE)
+        return put_tree(peer, bridge, offer, name, array, meta, on_answer, owner);
     int code = cw_meta_layout(meta, offer->meta_bytes, offer->size_bytes, &shape, &layout);
     if (code)
         return code;
-    code = cw_name_key_put_form(array, name,
-                                (offer->flags & CW_PUT_REPLACE ? CW_REPLACE : 0u) |
-                                    (offer->flags & CW_PUT_KEEP ? CW_KEEP : 0u),
-                                &layout, shape.origin_bytes, &put, form);
+    code =
+        cw_name_key_put_form(array, name, flags_of(offer), &layout, shape.origin_bytes, &put, form);
     if (code)
         return code;
     struct iovec parts[] = {{&deed, sizeof deed},

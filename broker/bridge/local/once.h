@@ -46,9 +46,14 @@ int cwb_deed_asked(const struct cwb_peer *peer, struct cwb_bridge *bridge,
 int cwb_deed_remove(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                     const struct cwb_token *token, uint32_t flags, const struct cw_name_key *name,
                     cwb_on_answer *on_answer, void *owner);
-/* array: plain bytes, which get the layout that meta says; it stays until the answer. */
+/* array: plain bytes, which get the layout that meta says, or (CW_PUT_TREE) the index of a tree of
+ * this node, an anchor; it stays until the answer, of which cwb_deed_version() takes the version.
+ */
 int cwb_deed_put(const struct cwb_peer *peer, struct cwb_bridge *bridge,
                  const struct cwb_offer *offer, const struct cw_name_key *name, cw_array *array,
                  const void *meta, cwb_on_answer *on_answer, void *owner);
+
+/* Which version a put or ASK that was answered with 0 gave: of a tree; else 0. */
+uint64_t cwb_deed_version(const void *body, uint32_t body_bytes);
 
 #endif

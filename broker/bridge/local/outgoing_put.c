@@ -18,6 +18,7 @@
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/local/once.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/tree_parts.h"
 #include "broker/bridge/serve/upload.h"
 #include "broker/bridge/wire/frame.h"
 #include "ipc/base/hash.h"
@@ -30,6 +31,8 @@ struct putting {
     bool on_gpu; /* then its bytes come by way of host memory */
     struct cwb_upload *upload;
     struct cwb_request *asked;
+    cw_array *index;       /* of a tree: a lease more, until it is offered: */
+    struct cwb_tree *tree; /* then the peer opens its parts */
 };
 
 static void putting_free(struct putting *p) {
@@ -37,6 +40,9 @@ static void putting_free(struct putting *p) {
         cwb_peer_forget(p->job->peer, &p->waiter);
     if (p->asked)
         cwb_request_forget(p->asked);
+    if (p->tree)
+        cwb_tree_withdraw(p->tree);
+    cw_array_close(p->index);
     if (p->upload) {
         cwb_upload_end(p->upload);
         cwb_upload_unref(p->upload);
@@ -46,14 +52,19 @@ static void putting_free(struct putting *p) {
     free(p);
 }
 
-static void finish(struct putting *p, int status) {
+static void finish(struct putting *p, int status, uint64_t version) {
     struct cwb_job *job = p->job;
+    const struct cw_remote_put_tree put = {.instance = job->asked_of, .version = version};
     char sentence[CW_DETAIL_MAX];
     strcpy(sentence, cw_detail());
     putting_free(p);
     if (status)
         cw_fail(status, "%s", sentence);
-    cwb_job_done(job, status, NULL, 0);
+    cwb_job_done(job, status, &put, version ? sizeof put : 0);
+}
+
+static void fail(struct putting *p, int status) {
+    finish(p, status, 0);
 }
 
 static void cancel(struct cwb_job *job) {
@@ -78,13 +89,21 @@ static void on_reply(struct cwb_request *request, const struct cwb_frame *frame)
     cwb_floor_answer(p->job, frame->head.status, NULL);
     if (frame->head.status < 0)
         cwb_link_refused(p->job->peer, frame);
-    finish(p, frame->head.status);
+    if (frame->head.status < 0)
+        fail(p, frame->head.status);
+    else if (p->tree && !frame->put_done.version)
+        fail(p, cw_fail(-EREMOTEIO, "%s put the tree, and did not say as which version",
+                        p->job->peer->config.name));
+    else
+        finish(p, 0, p->tree ? frame->put_done.version : 0);
 }
 
 /* When the peer last asked for bytes of it. */
 static int64_t read_ns(const struct cwb_request *request) {
     const struct putting *p = request->owner;
-    return p && p->upload ? cwb_upload_used_ns(p->upload) : 0;
+    int64_t used_ns = p && p->upload ? cwb_upload_used_ns(p->upload) : 0;
+    int64_t tree_ns = p && p->tree ? cwb_tree_used_ns(p->tree) : 0;
+    return used_ns > tree_ns ? used_ns : tree_ns;
 }
 
 static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
@@ -92,12 +111,21 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     struct cwb_job *job = p->job;
     p->waits = false;
     if (!link) {
-        finish(p, cwb_deed_fail(job, -EREMOTEIO));
+        fail(p, cwb_deed_fail(job, -EREMOTEIO));
         return;
     }
+    if (p->index) {
+        int code = cwb_tree_offer(job->bridge, job->peer, &job->there, job->head.deed, p->index,
+                                  job->remote.size_bytes, &p->tree);
+        if (code) {
+            fail(p, cwb_deed_fail(job, code));
+            return;
+        }
+        p->index = NULL;
+    }
     struct cwb_offer message = {.size_bytes = job->remote.size_bytes,
-                                .flags =
-                                    job->remote.flags & (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU),
+                                .flags = job->remote.flags &
+                                         (CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_TREE | CW_PUT_GPU),
                                 .key_bytes = job->there.length,
                                 .meta_bytes = job->remote.meta_bytes};
     uint8_t inside[CWB_INLINE_MAX];
@@ -118,7 +146,7 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
                        : cwb_upload_new(job->bridge, job->peer, p->array, cw_array_lowest(p->array),
                                         message.size_bytes, CWB_UPLOAD_PUT, &p->upload);
         if (code) {
-            finish(p, cwb_deed_fail(job, code));
+            fail(p, cwb_deed_fail(job, code));
             return;
         }
         cwb_upload_ref(p->upload);
@@ -128,13 +156,13 @@ static void on_link(struct cwb_waiter *waiter, struct cwb_link *link) {
     uint64_t asked_before = job->asked_of;
     int code = cwb_deed_ask(job, link, &message.token, &message.flags);
     if (code) {
-        finish(p, code);
+        fail(p, code);
         return;
     }
     p->asked = cwb_link_ask(link, CWB_OFFER, parts, 4, on_reply, p);
     if (!p->asked) {
         job->asked_of = asked_before;
-        finish(p, cwb_deed_fail(job, -EDQUOT));
+        fail(p, cwb_deed_fail(job, -EDQUOT));
     } else {
         p->asked->moved_ns = read_ns;
     }
@@ -153,13 +181,17 @@ struct opening {
     struct putting *p; /* NULL: cancelled */
     struct cwb_bridge *bridge;
     struct cw_remote remote;
-    cw_array *array;
+    cw_array *array, *index;
     bool on_gpu;
 };
 
 static void open_array(struct cwb_work *work) {
     struct opening *o = (struct opening *)work;
-    cwb_work_set(work, cwb_local_open_at(o->bridge, &o->remote, &o->array, &o->on_gpu));
+    int code = cwb_local_open_at(o->bridge, &o->remote, &o->array, &o->on_gpu);
+    if (code == 0 && o->remote.flags & CW_PUT_TREE)
+        code = o->on_gpu ? cw_fail(-EINVAL, "the index of a tree lies in host memory")
+                         : cwb_local_open_at(o->bridge, &o->remote, &o->index, &o->on_gpu);
+    cwb_work_set(work, code);
 }
 
 static void opened(struct cwb_work *work) {
@@ -167,14 +199,16 @@ static void opened(struct cwb_work *work) {
     struct putting *p = o->p;
     if (!p) {
         cw_array_close(o->array);
+        cw_array_close(o->index);
     } else {
         p->array = o->array;
+        p->index = o->index;
         p->on_gpu = o->on_gpu && o->remote.size_bytes > 0;
         p->job->on_cancel = cancel;
         p->job->owner = p;
         if (work->code) {
             cw_fail(work->code, "%s", work->detail);
-            finish(p, cwb_deed_fail(p->job, work->code));
+            fail(p, cwb_deed_fail(p->job, work->code));
         } else {
             offer(p);
         }

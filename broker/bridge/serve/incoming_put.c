@@ -27,6 +27,7 @@
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/gpu_receive.h"
+#include "broker/bridge/fetch/tree_receive.h"
 #include "broker/bridge/link/link.h"
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/local/arrays.h"
@@ -36,17 +37,14 @@
 #include "broker/bridge/serve/deferred.h"
 #include "broker/bridge/serve/serve.h"
 #include "ipc/base/hash.h"
+#include "ipc/base/meta.h"
 
 #define KEEP_NS     600000000000
 #define KEPT_MAX    8192u /* outcomes of one peer */
 #define PENDING_MAX 1024u /* offers of one peer under way */
-
-struct token { /* what names it */
-    uint64_t instance, number;
-};
+#define TOKEN_BYTES 16u   /* of a struct cwb_token: instance and number, which name it */
 
 struct cwb_incoming_put {
-    struct token token;
     struct cwb_download download;
     struct cwb_bridge *bridge;
     struct cwb_peer *peer;
@@ -58,17 +56,26 @@ struct cwb_incoming_put {
     bool done;
     int64_t done_ns;
     int status;
-    char *sentence; /* of a status below 0 */
-    struct cwb_offer offer;
+    char *sentence;         /* of a status below 0 */
+    struct cwb_offer offer; /* the begin of its token is the key of the peer's table */
     struct cw_name_key key;
     uint8_t *meta, *inside;
     cw_array *array;
-    struct cwb_gpu_receive *gpu_receive; /* it is to lie on a GPU */
+    struct cwb_gpu_receive *gpu_receive;   /* it is to lie on a GPU */
+    struct cwb_tree_receive *tree_receive; /* its index is here, and its parts come */
+    uint64_t all_bytes;                    /* of it, and of its parts */
+    uint64_t version;                      /* of a tree, once it is put */
     UT_hash_handle hh;
     struct cwb_incoming_put *next, *prev; /* of its peer: that wait, or that are done, in order */
 };
 
+static bool is_tree(const struct cwb_incoming_put *incoming) {
+    return incoming->offer.flags & CW_PUT_TREE;
+}
+
 static void answer(struct cwb_incoming_put *incoming) {
+    struct cwb_put_done done = {.version = incoming->version};
+    struct iovec part = {&done, sizeof done};
     struct cwb_served *served;
     while ((served = incoming->served)) {
         LL_DELETE(incoming->served, served);
@@ -77,12 +84,13 @@ static void answer(struct cwb_incoming_put *incoming) {
             cw_fail(incoming->status, "%s",
                     incoming->sentence ? incoming->sentence
                                        : "the bridge had no memory left to keep why it failed");
-        cwb_served_reply(served, incoming->status, NULL, 0);
+        cwb_served_reply(served, incoming->status, &part, is_tree(incoming));
     }
 }
 
 /* From now on the broker is waited for, or (false) it is not. */
-static void await_broker(struct cwb_incoming_put *incoming, bool waits) {
+static void await_broker(void *owner, bool waits) {
+    struct cwb_incoming_put *incoming = owner;
     struct cwb_served *served;
     incoming->at_broker = waits;
     LL_FOREACH(incoming->served, served) {
@@ -96,12 +104,11 @@ static void await_broker(struct cwb_incoming_put *incoming, bool waits) {
 /* ---- turns ---- */
 
 static unsigned kind_of(const struct cwb_incoming_put *incoming) {
-    return incoming->offer.size_bytes <= CWB_INCOMING_PUT_SMALL ? CWB_SMALL : CWB_LARGE;
+    return incoming->all_bytes <= CWB_INCOMING_PUT_SMALL ? CWB_SMALL : CWB_LARGE;
 }
 
 static bool has_room(const struct cwb_incoming_put *incoming) {
-    uint64_t own = incoming->peer->put_bytes[kind_of(incoming)];
-    uint64_t all = own + incoming->offer.size_bytes;
+    uint64_t own = incoming->peer->put_bytes[kind_of(incoming)], all = own + incoming->all_bytes;
     if (kind_of(incoming) == CWB_SMALL)
         return all <= CWB_INCOMING_PUTS_OWN;
     return (own == 0 || all <= CWB_INCOMING_PUTS_MAX) &&
@@ -111,10 +118,10 @@ static bool has_room(const struct cwb_incoming_put *incoming) {
 static void count(struct cwb_incoming_put *incoming) {
     unsigned kind = kind_of(incoming);
     incoming->begun = true;
-    incoming->peer->put_bytes[kind] += incoming->offer.size_bytes;
+    incoming->peer->put_bytes[kind] += incoming->all_bytes;
     incoming->peer->put_ns[kind] = incoming->bridge->loop.now_ns;
     if (kind == CWB_LARGE)
-        incoming->bridge->put_bytes += incoming->offer.size_bytes;
+        incoming->bridge->put_bytes += incoming->all_bytes;
 }
 
 /* It waits no more; its memory is free, and another has its turn. */
@@ -123,9 +130,9 @@ static void give_turn(struct cwb_incoming_put *incoming) {
     if (incoming->waits)
         DL_DELETE(incoming->peer->puts_waiting[kind], incoming);
     if (incoming->begun) {
-        incoming->peer->put_bytes[kind] -= incoming->offer.size_bytes;
+        incoming->peer->put_bytes[kind] -= incoming->all_bytes;
         if (kind == CWB_LARGE)
-            incoming->bridge->put_bytes -= incoming->offer.size_bytes;
+            incoming->bridge->put_bytes -= incoming->all_bytes;
         incoming->bridge->tick_now = true;
     }
     incoming->waits = incoming->begun = false;
@@ -148,7 +155,9 @@ static void release(struct cwb_incoming_put *incoming) {
     give_turn(incoming);
     cwb_download_cancel(&incoming->download);
     cwb_gpu_receive_cancel(incoming->gpu_receive);
+    cwb_tree_receive_cancel(incoming->tree_receive);
     incoming->gpu_receive = NULL;
+    incoming->tree_receive = NULL;
     cwb_local_close(incoming->bridge, incoming->array);
     free(incoming->meta);
     free(incoming->inside);
@@ -158,7 +167,9 @@ static void release(struct cwb_incoming_put *incoming) {
 
 static void finish(struct cwb_incoming_put *incoming, int status) {
     incoming->done_ns = incoming->bridge->loop.now_ns;
-    incoming->status = status == -EAGAIN || status == -ESTALE ? -EREMOTEIO : status;
+    /* Of a tree that is all here -ESTALE says that the name means another version. */
+    bool gone = status == -EAGAIN || (status == -ESTALE && !(is_tree(incoming) && incoming->array));
+    incoming->status = gone ? -EREMOTEIO : status;
     if (status < 0)
         incoming->sentence = strdup(cw_detail());
     release(incoming);
@@ -182,8 +193,8 @@ static void forget(struct cwb_incoming_put *incoming) {
 
 static void on_put(void *owner, int status, const void *body, uint32_t body_bytes) {
     struct cwb_incoming_put *incoming = owner;
-    (void)body, (void)body_bytes;
     if (status == 0) {
+        incoming->version = cwb_deed_version(body, body_bytes);
         cw_name_key_replaced(incoming->bridge->client);
         cw_array_close(incoming->array); /* its name holds it */
         incoming->array = NULL;
@@ -250,13 +261,32 @@ static void on_array(void *owner, int code, cw_array *array) {
 static void on_received(void *owner, int code, cw_array *array) {
     struct cwb_incoming_put *incoming = owner;
     incoming->gpu_receive = NULL;
+    incoming->tree_receive = NULL;
     incoming->array = array;
     brought(incoming, code);
+}
+
+static void start_tree(struct cwb_incoming_put *incoming) {
+    const struct cwb_tree_receive_spec spec = {.peer = incoming->peer,
+                                               .run = incoming->run,
+                                               .key = &incoming->key,
+                                               .offer = &incoming->offer,
+                                               .inside = incoming->inside,
+                                               .parts_bytes =
+                                                   incoming->all_bytes - incoming->offer.size_bytes,
+                                               .on_broker = await_broker};
+    incoming->tree_receive = cwb_tree_receive_begin(incoming->bridge, &spec, on_received, incoming);
+    if (!incoming->tree_receive)
+        finish(incoming, -EDQUOT);
 }
 
 /* Memory for it is made, and its bytes are brought there. */
 static void start(struct cwb_incoming_put *incoming) {
     uint32_t gpu = (incoming->offer.flags & CW_PUT_GPU) >> CW_PUT_GPU_SHIFT;
+    if (is_tree(incoming)) {
+        start_tree(incoming);
+        return;
+    }
     if (!gpu) {
         await_broker(incoming, true);
         cwb_local_new(incoming->bridge, incoming->offer.size_bytes, on_array, incoming);
@@ -310,11 +340,6 @@ static int make_room(struct cwb_peer *peer) {
     return 0;
 }
 
-static struct token token_of(const struct cwb_frame *frame) {
-    return (struct token){.instance = frame->offer.token.instance,
-                          .number = frame->offer.token.number};
-}
-
 /* NULL: there is no memory. */
 static struct cwb_incoming_put *incoming_put_new(struct cwb_link *link,
                                                  const struct cwb_frame *frame) {
@@ -323,17 +348,22 @@ static struct cwb_incoming_put *incoming_put_new(struct cwb_link *link,
         cwb_no_memory("a put of a peer");
         return NULL;
     }
-    incoming->token = token_of(frame);
     incoming->bridge = link->bridge;
     incoming->peer = link->peer;
     incoming->offer = frame->offer;
+    incoming->all_bytes = frame->offer.size_bytes;
+    if (is_tree(incoming)) { /* its form was looked at (frame.c) */
+        struct cw_meta_put_tree about;
+        memcpy(&about, frame->meta, sizeof about);
+        incoming->all_bytes += about.parts_bytes;
+    }
     memcpy(incoming->key.text, frame->key, frame->key_bytes);
     incoming->key.length = frame->key_bytes;
     incoming->meta = copy_of(frame->meta, frame->meta_bytes);
     if (frame->offer.inside)
         incoming->inside = copy_of(frame->data, frame->offer.size_bytes);
     if (incoming->meta && (incoming->inside || !frame->offer.inside)) {
-        HASH_ADD(hh, link->peer->incoming_puts, token, sizeof incoming->token, incoming);
+        HASH_ADD(hh, link->peer->incoming_puts, offer.token, TOKEN_BYTES, incoming);
         if (CWD_ADDED(incoming)) {
             link->peer->puts_pending++;
             return incoming;
@@ -358,9 +388,9 @@ static int check(const struct cwb_bridge *bridge, const struct cwb_peer *peer,
 /* Was it done before? */
 static void on_asked(void *owner, int status, const void *body, uint32_t body_bytes) {
     struct cwb_incoming_put *incoming = owner;
-    (void)body, (void)body_bytes;
     await_broker(incoming, false);
     if (status != -ENOENT) {
+        incoming->version = status ? 0 : cwb_deed_version(body, body_bytes);
         finish(incoming, status);
         return;
     }
@@ -376,14 +406,13 @@ static void on_asked(void *owner, int status, const void *body, uint32_t body_by
 
 int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame) {
     struct cwb_served *served = cwb_served_new(link, frame);
-    struct token token = token_of(frame);
     struct cwb_incoming_put *incoming;
     const bool again = frame->offer.flags & CWB_AGAIN;
     if (!served) {
         cwb_link_reply(link, CWB_OFFER, frame->head.id, -EDQUOT, cw_detail(), NULL, 0);
         return 0;
     }
-    HASH_FIND(hh, link->peer->incoming_puts, &token, sizeof token, incoming);
+    HASH_FIND(hh, link->peer->incoming_puts, &frame->offer.token, TOKEN_BYTES, incoming);
     bool fresh = !incoming;
     /* One that may have been done is looked up before anything else can refuse it. */
     int code = fresh ? cwb_deferred_refuse(link->bridge, CWB_OFFER, again) : 0;
@@ -406,11 +435,12 @@ int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame)
         cwb_served_reply(served, -EDQUOT, NULL, 0);
         return 0;
     }
+    /* Another bridge of theirs: an index may be inside, and parts are sources of the earlier one.
+     */
+    incoming->renewed |= incoming->offer.source != frame->offer.source ||
+                         (is_tree(incoming) && incoming->run != link->peer->run);
+    incoming->offer.source = frame->offer.source;
     incoming->run = link->peer->run;
-    if (incoming->offer.source != frame->offer.source) {
-        incoming->offer.source = frame->offer.source;
-        incoming->renewed = true;
-    }
     served->owner = incoming;
     served->on_cancel = on_cancel;
     LL_PREPEND(incoming->served, served);

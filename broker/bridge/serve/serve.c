@@ -223,7 +223,9 @@ static void serve_open(struct cwb_link *link, const struct cwb_frame *frame) {
     subject_of(frame->key, frame->key_bytes, &subject);
     if (part && cwb_tree_serve_part(link, frame, subject.name))
         return;
-    int code = look(bridge, link->peer, &subject, &found);
+    int code = frame->open.flags & CWB_PUT_PART
+                   ? cw_fail(-ESTALE, "the tree \"%s\" is not being put any more", subject.name)
+                   : look(bridge, link->peer, &subject, &found);
     if (part && (code == -ENOENT || (code == 0 && !is_version(bridge, &found.entry, frame))))
         code = cwb_tree_gone(subject.name, frame->part.version);
     bool tree = code == 0 && found.entry.flags & CW_ENTRY_TREE;

@@ -10,6 +10,10 @@
  * this process dies its leases end with it: a part is then answered -ESTALE, unless the name still
  * means that version, and the peer begins anew with what the name means.
  *
+ * A tree that is put onto the peer's node is held in the same way, under the number of its OFFER,
+ * from the first OFFER until the put is over (local/outgoing_put.c): the peer opens its parts with
+ * CWB_PUT_PART. Then what it still reads of it ends at once, and it goes with the last reader.
+ *
  * What a peer may have of a part is what leaves of the tree need (cw_index_spans()): other bytes of
  * the block are somebody else's, or nobody's. Which those are is read in the index, by a helper,
  * which copies and checks it as each reader does; so it is with opening a part, which may ask the
@@ -42,6 +46,7 @@ struct cwb_tree {
     struct cwb_peer *peer;
     struct cw_name_key key;
     struct cw_entry entry;
+    bool of_put, over;           /* entry.id is the number of an OFFER; that put is over */
     cw_array *index;             /* the lease */
     struct cw_index_part *parts; /* NULL: not read yet; offset and size are what leaves need */
     uint32_t part_count, left;   /* of these the peer has had all but so many */
@@ -70,11 +75,11 @@ static void tree_end(struct cwb_tree *tree) {
 }
 
 static struct cwb_tree *find(const struct cwb_peer *peer, const char *key, uint32_t key_bytes,
-                             uint64_t version) {
+                             uint64_t version, bool of_put) {
     struct cwb_tree *tree;
     DL_FOREACH(peer->trees, tree) {
-        if (tree->entry.id == version && tree->key.length == key_bytes &&
-            memcmp(tree->key.text, key, key_bytes) == 0)
+        if (tree->entry.id == version && tree->of_put == of_put && !tree->over &&
+            tree->key.length == key_bytes && memcmp(tree->key.text, key, key_bytes) == 0)
             return tree;
     }
     return NULL;
@@ -85,6 +90,8 @@ static int make_room(const struct cwb_peer *peer) {
     struct cwb_tree *tree, *oldest = NULL;
     uint32_t count = 0;
     DL_FOREACH(peer->trees, tree) {
+        if (tree->of_put)
+            continue;
         count++;
         if (!tree->users && (!oldest || tree->used_ns < oldest->used_ns))
             oldest = tree;
@@ -112,7 +119,7 @@ static int open_at(struct cwb_bridge *bridge, uint32_t slab, uint32_t block, uin
 int cwb_tree_hold(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cw_name_key *key,
                   const struct cw_found *found) {
     const struct cw_entry *entry = &found->entry;
-    struct cwb_tree *tree = find(peer, key->text, key->length, entry->id);
+    struct cwb_tree *tree = find(peer, key->text, key->length, entry->id, false);
     bool on_gpu = false;
     if (tree) {
         tree->used_ns = bridge->loop.now_ns;
@@ -146,7 +153,7 @@ int cwb_tree_hold(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct
 static void release(struct cwb_tree *tree) {
     tree->users--;
     tree->used_ns = tree->bridge->loop.now_ns;
-    if (!tree->users && tree->parts && !tree->left)
+    if (!tree->users && (tree->of_put ? tree->over : tree->parts && !tree->left))
         tree_end(tree);
 }
 
@@ -163,11 +170,40 @@ void cwb_tree_release(struct cwb_tree *tree, uint32_t number) {
     release(tree);
 }
 
+int cwb_tree_offer(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cw_name_key *key,
+                   uint64_t number, cw_array *index, uint64_t size_bytes, struct cwb_tree **out) {
+    struct cwb_tree *tree = calloc(1, sizeof *tree);
+    if (!tree)
+        return cwb_no_memory("a tree that is put onto another node");
+    *tree = (struct cwb_tree){.bridge = bridge,
+                              .peer = peer,
+                              .key = *key,
+                              .entry = {.id = number, .size_bytes = size_bytes},
+                              .of_put = true,
+                              .index = index,
+                              .used_ns = bridge->loop.now_ns};
+    DL_APPEND(peer->trees, tree);
+    *out = tree;
+    return 0;
+}
+
+void cwb_tree_withdraw(struct cwb_tree *tree) {
+    tree->over = true;
+    tree->users++; /* it may go with an upload */
+    cwb_uploads_end_of_tree(tree->peer, tree);
+    release(tree);
+}
+
+int64_t cwb_tree_used_ns(const struct cwb_tree *tree) {
+    int64_t used_ns = cwb_uploads_used_ns(tree->peer, tree);
+    return used_ns > tree->used_ns ? used_ns : tree->used_ns;
+}
+
 void cwb_trees_tick(struct cwb_bridge *bridge) {
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         struct cwb_tree *tree, *next;
         DL_FOREACH_SAFE(peer->trees, tree, next) {
-            if (!tree->users && bridge->loop.now_ns - tree->used_ns >= IDLE_NS)
+            if (!tree->users && !tree->of_put && bridge->loop.now_ns - tree->used_ns >= IDLE_NS)
                 tree_end(tree);
         }
     }
@@ -317,10 +353,12 @@ static void on_cancel(struct cwb_served *served) {
 }
 
 bool cwb_tree_serve_part(struct cwb_link *link, const struct cwb_frame *frame, const char *name) {
-    struct cwb_tree *tree = find(link->peer, frame->key, frame->key_bytes, frame->part.version);
+    const bool of_put = frame->open.flags & CWB_PUT_PART;
+    struct cwb_tree *tree =
+        find(link->peer, frame->key, frame->key_bytes, frame->part.version, of_put);
     if (!tree || frame->part.instance != cw_client_instance(link->bridge->client))
         return false;
-    int code = cwb_may_read(link->peer, name, &tree->entry) ? 0 : cwb_not_there(name);
+    int code = of_put || cwb_may_read(link->peer, name, &tree->entry) ? 0 : cwb_not_there(name);
     if (code == 0)
         code = cwb_deferred_refuse(link->bridge, CWB_OPEN, false);
     struct opening *o = code ? NULL : calloc(1, sizeof *o);

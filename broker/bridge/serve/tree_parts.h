@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "ipc/base/name_key.h"
+#include "ipc/cableway.h"
 
 struct cwb_bridge;
 struct cwb_frame;
@@ -27,6 +28,14 @@ int cwb_tree_hold(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct
 bool cwb_tree_serve_part(struct cwb_link *link, const struct cwb_frame *frame, const char *name);
 /* -ESTALE: nobody holds that version here. */
 int cwb_tree_gone(const char *name, uint64_t version);
+/* A tree that is put onto the peer's node, by its OFFER's number: from now on the peer may open its
+ * parts. The index, of size_bytes, is taken over if 0 is returned; else -EDQUOT. */
+int cwb_tree_offer(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct cw_name_key *key,
+                   uint64_t number, cw_array *index, uint64_t size_bytes, struct cwb_tree **out);
+/* The put is over: the peer may open and read nothing of it any more. */
+void cwb_tree_withdraw(struct cwb_tree *tree);
+/* When the peer last opened or read a part of it. */
+int64_t cwb_tree_used_ns(const struct cwb_tree *tree);
 /* An upload of that part is over. The tree may be gone then. */
 void cwb_tree_release(struct cwb_tree *tree, uint32_t number);
 /* Ends those of which nothing was opened for long. */

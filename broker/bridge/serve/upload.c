@@ -285,6 +285,24 @@ void cwb_upload_end(struct cwb_upload *upload) {
     cwb_upload_unref(upload);
 }
 
+void cwb_uploads_end_of_tree(struct cwb_peer *peer, const struct cwb_tree *tree) {
+    struct cwb_upload *upload, *next;
+    HASH_ITER(hh, peer->uploads, upload, next) {
+        if (upload->tree == tree)
+            cwb_upload_end(upload);
+    }
+}
+
+int64_t cwb_uploads_used_ns(struct cwb_peer *peer, const struct cwb_tree *tree) {
+    struct cwb_upload *upload, *next;
+    int64_t used_ns = 0;
+    HASH_ITER(hh, peer->uploads, upload, next) {
+        int64_t one_ns = upload->tree == tree ? cwb_upload_used_ns(upload) : 0;
+        used_ns = one_ns > used_ns ? one_ns : used_ns;
+    }
+    return used_ns;
+}
+
 /* ---- what I/O threads hand over to the loop ---- */
 
 /* All of a pushed one was sent: its CLOSE is answered, and it ends. */

@@ -40,6 +40,10 @@ int cwb_upload_new_staged(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_a
 void cwb_upload_staged(struct cwb_upload *upload, int status, uint64_t hash);
 /* It is of that part of a tree, which is released when it is over. */
 void cwb_upload_of_tree(struct cwb_upload *upload, struct cwb_tree *tree, uint32_t number);
+/* Ends all of a tree's that a peer has. */
+void cwb_uploads_end_of_tree(struct cwb_peer *peer, const struct cwb_tree *tree);
+/* When one of these was last read; 0: there is none. */
+int64_t cwb_uploads_used_ns(struct cwb_peer *peer, const struct cwb_tree *tree);
 uint64_t cwb_upload_id(const struct cwb_upload *upload);
 /* When it was made, or its peer last asked for bytes of it, or its hash. */
 int64_t cwb_upload_used_ns(struct cwb_upload *upload);

@@ -21,7 +21,7 @@ static const struct {
     [CWB_OPEN] = {sizeof(struct cwb_key), sizeof(struct cwb_opened), 0},
     [CWB_READ] = {sizeof(struct cwb_read), sizeof(struct cwb_read), 1},
     [CWB_CLOSE] = {sizeof(struct cwb_close), sizeof(struct cwb_closed), 3},
-    [CWB_OFFER] = {sizeof(struct cwb_offer), 0, 2},
+    [CWB_OFFER] = {sizeof(struct cwb_offer), 0, 0},
     [CWB_WAIT] = {sizeof(struct cwb_key), 0, 2},
     [CWB_NAMES] = {sizeof(struct cwb_key), sizeof(struct cwb_opened), 0},
     [CWB_REMOVE] = {sizeof(struct cwb_remove), 0, 2},
@@ -103,11 +103,15 @@ static int take_key(const uint8_t **at, uint32_t *left, uint32_t key_bytes, bool
     return 0;
 }
 
-/* An array's, or (tree) that of the index of one. */
-static int check_meta(const uint8_t *meta, uint32_t meta_bytes, uint64_t size_bytes, bool tree) {
+/* An array's, or (of a reply) that of the index of a tree, or (tree) of one that is offered. */
+static int check_meta(const uint8_t *meta, uint32_t meta_bytes, uint64_t size_bytes, bool reply,
+                      bool tree) {
     struct cw_meta_remote_tree remote;
+    struct cw_meta_put_tree put;
     struct cw_shape shape;
-    if (tree && cw_meta_is_remote_tree(meta, meta_bytes))
+    if (tree)
+        return cw_meta_put_tree_decode(meta, meta_bytes, size_bytes, &put);
+    if (reply && cw_meta_is_remote_tree(meta, meta_bytes))
         return cw_meta_remote_tree_decode(meta, meta_bytes, size_bytes, &remote);
     if (cw_meta_decode(meta, meta_bytes, size_bytes, &shape) != 0)
         return -EPROTO;
@@ -125,8 +129,9 @@ static int take_array(const uint8_t **at, uint32_t *left, uint64_t size_bytes, u
     out->meta = take(at, left, meta_bytes);
     if (!out->meta || names != (meta_bytes == 0))
         return form("metadata");
-    if (!names && check_meta(out->meta, meta_bytes, size_bytes,
-                             out->head.op == (CWB_OPEN | CW_OP_REPLY)) != 0)
+    if (!names &&
+        check_meta(out->meta, meta_bytes, size_bytes, out->head.op == (CWB_OPEN | CW_OP_REPLY),
+                   out->head.op == CWB_OFFER && out->offer.flags & CW_PUT_TREE) != 0)
         return -EPROTO;
     out->data = inside ? take(at, left, (uint32_t)size_bytes) : NULL;
     return inside && !out->data ? form("data") : 0;
@@ -185,10 +190,12 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
         code = take_key(&at, &left, out->open.key_bytes,
                         op == CWB_NAMES && !(out->open.flags & CWB_ABOUT), out);
         if (code == 0 &&
-            (out->open.flags & ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_PART | CWB_AHEAD
-                                           : op == CWB_NAMES ? CWB_ABOUT
-                                                             : CWB_AFTER) ||
-             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX))
+            (out->open.flags &
+                 ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_PART | CWB_PUT_PART | CWB_AHEAD
+                             : op == CWB_NAMES ? CWB_ABOUT
+                                               : CWB_AFTER) ||
+             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX ||
+             (out->open.flags & CWB_PUT_PART && !(out->open.flags & CWB_PART))))
             code = form("flags");
         if (code == 0)
             code = take_more(op, &at, &left, out);
@@ -203,7 +210,8 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
             code = form("flags");
         break;
     case CWB_OFFER:
-        if (out->offer.flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_GPU | CWB_AGAIN))
+        if (out->offer.flags &
+            ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_TREE | CW_PUT_GPU | CWB_AGAIN))
             return form("flags");
         if (!token_valid(&out->offer.token))
             return form("token");
@@ -245,6 +253,11 @@ static int parse_reply(uint32_t op, const uint8_t *at, uint32_t left, struct cwb
         if (code == 0 && out->opened.ahead && (out->opened.inside || op == CWB_NAMES))
             code = form("count");
         return code == 0 && left ? form("length") : code;
+    }
+    if (op == CWB_OFFER && left) {
+        if (left != sizeof out->put_done)
+            return form("length");
+        memcpy(&out->put_done, at, left);
     }
     if (op == CWB_READ &&
         (out->read.length_bytes == 0 || out->read.reserved ||

@@ -31,8 +31,8 @@
 #include "shm/names/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        2u
-#define CWB_VERSION_MIN    2u
+#define CWB_VERSION        3u
+#define CWB_VERSION_MIN    3u
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
 #define CWB_READ_MAX       (256u << 10) /* bytes that one READ asks for; agreed by HELLO */
@@ -55,7 +55,9 @@ enum cwb_op {
                       replies to READs that came with it */
     CWB_READ,      /* reply: data, then length_bytes of it */
     CWB_CLOSE,     /* reply: closed: the sum of the hashes of all of the array */
-    CWB_OFFER,     /* offer, key, meta, data if it is small. reply: it stands under its name */
+    CWB_OFFER,     /* offer, key, meta, data if it is small. reply: it stands under its name. With
+                      CW_PUT_TREE a tree: its index, whose parts the other side OPENs. reply:
+                      put_done */
     CWB_WAIT,      /* key. reply when the name is there and may be read */
     CWB_NAMES,     /* key (the name is a prefix, may be empty). reply: opened: names, each
                       terminated, as the bytes of a source */
@@ -96,6 +98,9 @@ enum cwb_names_flags {
 enum cwb_open_flags {
     CWB_WATCH = 1, /* tell when the name means something else, or is gone */
     CWB_PART = 2,  /* behind the key a struct cwb_part: a part of the tree under that name */
+    /* With CWB_PART: of a tree that this side OFFERs under that name: instance and version are
+     * those of the OFFER's token. */
+    CWB_PUT_PART = 4,
     /*
      * A number, from bit CWB_AHEAD_SHIFT on: so many READs come with it, of the agreed read_max (in
      * whole CWB_READ_MIN) each, from the first byte on, and behind them, if they are all of the
@@ -153,6 +158,9 @@ struct cwb_offer { /* then key_bytes of key, meta_bytes of meta, size_bytes of d
     uint32_t flags;  /* enum cw_put_flags, CWB_AGAIN */
     uint32_t key_bytes, meta_bytes;
 };
+struct cwb_put_done { /* the reply to an OFFER with CW_PUT_TREE */
+    uint64_t version; /* that the name means now: of the answering side's broker */
+};
 #define CWB_AGAIN 8u /* OFFER, REMOVE: it was asked for before, perhaps */
 struct cwb_remove {  /* then key_bytes of key */
     struct cwb_token token;
@@ -181,7 +189,7 @@ _Static_assert(sizeof(struct cwb_hello) == 112 && sizeof(struct cwb_key) == 8 &&
                    sizeof(struct cwb_offer) == 64 && sizeof(struct cwb_remove) == 32 &&
                    sizeof(struct cwb_changed) == 24 && sizeof(struct cwb_streams_said) == 8 &&
                    sizeof(struct cwb_stream_hello) == 24 && sizeof(struct cwb_part) == 24 &&
-                   sizeof(struct cwb_after) == 16,
+                   sizeof(struct cwb_after) == 16 && sizeof(struct cwb_put_done) == 8,
                "layout");
 
 #define CWB_HEAD_BYTES ((uint32_t)sizeof(struct cw_message))
@@ -196,6 +204,7 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
         struct cwb_close close;
         struct cwb_closed closed;
         struct cwb_offer offer;
+        struct cwb_put_done put_done;
         struct cwb_remove remove;
         struct cwb_cancel cancel;
         struct cwb_changed changed;

@@ -157,8 +157,10 @@ def publish(
     device: str | None,
     copy: bool | None,
     frozen: Any,
+    there: str | None = None,
 ) -> tuple[Any, dict[str, Place]]:
-    """Copies and publishes leaves. frozen: leases on memory that nobody writes, which is shared as it is.
+    """Copies and publishes leaves. frozen: leases on memory that nobody writes, which is shared as it is. there: the name is one
+    of another node, and the tree is to lie on that device of it.
 
     Returns:
         the cell (extra.h) with the tree, and the place of each leaf that has bytes.
@@ -173,7 +175,7 @@ def publish(
         aliases = aliases_of(sources)
         _part_what_overlaps(sources, aliases, copy is False)
     _copy([source for source, alias in zip(sources, aliases, strict=True) if not alias], frozen)
-    cell = _put(name, sources, aliases, about, flags, if_version)
+    cell = _put(name, sources, aliases, about, flags, if_version, there)
     places = {}
     for source, alias in zip(sources, aliases, strict=True):
         placed = sources[alias - 1].place if alias else source.place
@@ -320,6 +322,7 @@ def _put(
     about: bytes,
     flags: int,
     if_version: int | None,
+    there: str | None,
 ) -> Any:
     leaves = ffi.new("cw_leaf[]", max(len(sources), 1))
     kept = []
@@ -340,9 +343,15 @@ def _put(
     pointer = connection.pointer
     status = -errno.EINTR
     while status == -errno.EINTR:  # nothing was done: the signal is served, and it begins anew
-        status = lib.cw_tree_put(
-            pointer, name, leaves, len(sources), about, len(about), flags, wanted, cell
-        )
+        if there is None:
+            status = lib.cw_tree_put(
+                pointer, name, leaves, len(sources), about, len(about), flags, wanted, cell
+            )
+        else:
+            status = lib.cw_tree_put_at(
+                pointer, name, there.encode(), leaves, len(sources), about, len(about), flags, wanted, cell,
+            )  # fmt: skip
+            break  # a signal does not say whether it was done there: as for arrays, the caller is told
     if status == -errno.ESTALE:
         raise VersionChanged(str(from_status(status, ffi.string(lib.cw_error()).decode())))
     check(status)

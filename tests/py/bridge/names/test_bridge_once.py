@@ -143,6 +143,27 @@ def test_a_put_that_was_taken_away_stands_there_no_second_time(
     assert "in" not in names(b)
 
 
+@WHOSE
+def test_a_tree_that_was_put_is_told_as_the_version_that_it_is(
+    two: tuple[Node, Node, Proxy], whose: str
+) -> None:
+    """Though it is asked for again, which if_version would refuse, and though the name means another version by then."""
+    a, b, proxy = two
+    call = "print(cw.put('//b/tree', {'x': cw.zeros(0)}, if_version=0).version)"  # all in its OFFER
+    put = Call(a, call)
+    with unanswered(proxy):
+        put.begin()
+        assert eventually(lambda: "tree" in names(b))
+        with b.here():
+            version = cw.get("tree").version
+            cw.put("tree", {"x": np.arange(3)})
+        kill(whose, a, b)
+    assert put.said() == f"{version}\n"
+    with b.here():
+        assert cw.get("tree")["x"].shape == (3,)
+        cw.remove("tree")
+
+
 @pytest.mark.parametrize("whose", ["owner", "both"])
 def test_what_the_other_broker_took_with_it_is_told_as_not_known(
     two: tuple[Node, Node, Proxy], whose: str

@@ -452,7 +452,9 @@ def put(
     place = None
     if there:  # its device is one of that node; here leaves stay where they are
         place, device = "cuda:0" if device == "cuda" else device or "cpu", None
-    elif isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed:
+    elif (
+        isinstance(value, Tree) and meta is None and device is None and copy is not True and sealed
+    ):
         return _name_again(name, value, flags, if_version)
     cell, places = publish(
         name.encode(),

@@ -10,7 +10,9 @@
  * refused; -EINTR a signal came while waiting, and nothing was done; -EINPROGRESS (of what changes
  * something) the same, but the broker has the request, stands still, and may yet do it; -EAGAIN
  * nothing there, -EBUSY in use, -ESHUTDOWN to leave (where said); -EREMOTEIO another node could not
- * be reached, or refused. Outputs come last and are set on success alone.
+ * be reached, or refused; -EHOSTUNREACH (where -EREMOTEIO is said) its bridge went again and again
+ * while something was fetched, so another try may succeed. Outputs come last and are set on success
+ * alone.
  *
  * Arguments: a pointer may be NULL only where that is said, or where 0 bytes lie behind it. NULL
  * anywhere else, a number out of range, and a cell or task that is not the caller's: -EINVAL from

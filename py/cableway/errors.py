@@ -142,6 +142,7 @@ _BY_ERRNO: dict[int, type[Exception]] = {
     errno.ENODEV: DeviceError,
     errno.EOWNERDEAD: ProducerDied,
     errno.EREMOTEIO: RemoteError,
+    errno.EHOSTUNREACH: RemoteError,  # another try may succeed
     errno.EINTR: InterruptedError,
     errno.EINPROGRESS: InterruptedError,  # and the sentence says that it may yet be done
 }

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, overload
 from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
 from cableway._core.arguments import flag, name_bytes, optional_flag
-from cableway._core.deadlines import deadline, left_ns
+from cableway._core.deadlines import deadline, left_ns, tries_again
 from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
 from cableway._cuda import hidden_gpus
@@ -235,7 +235,8 @@ def get(
     Args:
         name: the name.
         timeout: seconds to wait for it; 0: do not wait, None: for ever. An array of another node must also arrive within that
-            time, else `Timeout` is raised. (It is fetched all the same, for the next caller.) With 0, a name that exists is
+            time, else `Timeout` is raised. (It is fetched all the same, for the next caller.) If that node's `cableway-bridge` ends
+            and comes back while the array is fetched, it is asked for again, until the time is out. With 0, a name that exists is
             fetched, however long that takes.
         readonly: the handle is read-only: NumPy refuses to write. If other code writes all the same (in C, or by a tensor), the
             process gets a SIGSEGV, unless it also has a writable handle on the same array.
@@ -383,7 +384,7 @@ def _get_at(
             return None if status else arrays.make(got, None)
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, end, timeout)
-        elif status != -errno.EINTR:
+        elif status != -errno.EINTR and (timeout == 0 or not tries_again(status, end)):
             raise failure(status)
 
 
@@ -400,7 +401,9 @@ def _get_later(
         if status in (0, -errno.EISDIR):
             return lease if status == 0 else None
         # A name that came and went; a signal while the array came from another node.
-        if status != -errno.EINTR and (status != -errno.ENOENT or timeout == 0):
+        if status == -errno.EINTR or (status == -errno.ENOENT and timeout != 0):
+            continue
+        if timeout == 0 or not tries_again(status, end):
             raise failure(status)
 
 

@@ -28,7 +28,7 @@ from cableway import client, create
 from cableway._array import dlpack, pickles
 from cableway._core import dtypes, words
 from cableway._core.arguments import count
-from cableway._core.deadlines import left_ns
+from cableway._core.deadlines import left_ns, tries_again
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, lease_of_handle, usable
@@ -419,7 +419,7 @@ def get(
         status = lib.cw_tree_get_at(pointer, encoded, wanted, places, len(texts), left, cell)
         if status == -errno.ENOTDIR:
             raise NotATree(str(failure(status)))
-        if status != -errno.EINTR:
+        if status != -errno.EINTR and not (end < math.inf and tries_again(status, end)):
             check(status)
             return make(cell, name, swappable=swappable)
 

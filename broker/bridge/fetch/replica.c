@@ -158,7 +158,7 @@ void cwb_replica_let_go(struct cwb_replica *replica) {
 
 void cwb_replica_again(struct cwb_replica *replica) {
     if (++replica->tries >= TRIES)
-        cwb_replica_fail(replica, -EREMOTEIO);
+        cwb_replica_fail(replica, -EHOSTUNREACH); /* who has time left asks again */
     else
         begin_anew(replica);
 }

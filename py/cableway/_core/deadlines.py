@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 
-__all__ = ["deadline", "left_ns"]
+__all__ = ["deadline", "left_ns", "tries_again"]
 
 
 def deadline(timeout: float | None) -> float:
@@ -34,3 +35,14 @@ def left_ns(end: float) -> int:
     """What is left until then; -1 for ever."""
     left = end - time.monotonic()
     return -1 if left > 1e9 else int(max(0.0, left) * 1e9)
+
+
+def tries_again(status: int, end: float) -> bool:
+    """Whether a call to another node that ended so is made again: its bridge went and came while something was fetched, and there
+    is time left. Waits for a moment.
+    """
+    left = end - time.monotonic()
+    if status != -errno.EHOSTUNREACH or left <= 0:
+        return False
+    time.sleep(min(left, 0.05))
+    return True

@@ -1,0 +1,70 @@
+"""A get with a timeout goes on trying while the other node's bridge is killed and comes back, until its time is out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import bridge_support
+import numpy as np
+import pytest
+from bridge_support import Node, timed_out
+
+import cableway as cw
+
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+
+COUNT = 20_000_000  # of float64: longer on its way than the bridge lives
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[tuple[Node, Node]]:
+    with bridge_support.pair("--read", "open/*") as made:
+        yield made
+
+
+def kills(node: Node, count: int) -> threading.Thread:
+    """Kills a node's bridge so often, each time soon after it has come back."""
+
+    def run() -> None:
+        for _ in range(count):
+            pid = node.bridge_pid()
+            if pid > 1:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.15)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("kind", ["array", "tree", "device"])
+def test_what_is_there_comes_although_its_bridge_is_killed_again_and_again(
+    two: tuple[Node, Node], kind: str
+) -> None:
+    a, b = two
+    values = np.arange(float(COUNT))
+    with b.here():
+        cw.put(f"open/{kind}", {"w": values} if kind == "tree" else values, keep=True)
+    thread = kills(b, 15)
+    with a.here():
+        found = cw.get(
+            f"//b/open/{kind}", timeout=60, **({"device": "cpu"} if kind == "device" else {})
+        )
+        got = found["w"] if kind == "tree" else found
+        assert got.shape == (COUNT,) and float(got[-1]) == COUNT - 1
+    thread.join()
+    b.command("rm", f"open/{kind}")
+
+
+def test_what_is_not_there_is_waited_for_until_the_time_is_out(two: tuple[Node, Node]) -> None:
+    a, b = two
+    thread = kills(b, 6)
+    begun = time.monotonic()
+    with a.here(), pytest.raises(cw.Timeout):
+        cw.get("//b/open/none", timeout=2)
+    assert timed_out(begun, 2)
+    thread.join()

@@ -326,8 +326,11 @@ static void answer(struct opening *o) {
 static void done(struct cwb_work *work) {
     struct opening *o = (struct opening *)work;
     struct cwb_tree *tree = o->tree;
-    if (work->code)
-        cw_fail(work->code, "%s", work->detail);
+    int code = work->code;
+    if (code)
+        cw_fail(code, "%s", work->detail);
+    else if (tree->over)
+        code = cw_fail(-ESTALE, "the tree is not being put any more");
     if (o->read && !tree->parts) {
         tree->parts = o->parts;
         tree->part_count = o->part_count;
@@ -337,12 +340,13 @@ static void done(struct cwb_work *work) {
         free(o->parts);
     }
     o->parts = tree->parts;
-    if (!o->served)
-        cw_array_close(o->array);
-    else if (work->code)
-        cwb_served_reply(o->served, work->code, NULL, 0);
-    else
+    const bool answered = o->served && code == 0;
+    if (answered)
         answer(o);
+    else if (o->served)
+        cwb_served_reply(o->served, code, NULL, 0);
+    if (!answered)
+        cw_array_close(o->array);
     release(tree);
     free(o);
 }

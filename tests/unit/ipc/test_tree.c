@@ -215,6 +215,12 @@ static void versions_rise_and_the_one_that_was_said_is_replaced(void **state) {
     uint64_t named;
     OK(cw_tree_name(second, made.client, "best", 0, 0, &named));
     assert_int_equal(cw_tree_name(second, made.client, "best", 0, 0, &named), -EEXIST);
+    assert_int_equal(cw_tree_name_at(second, made.client, "best", "cuda:0", 0, 0, &named), -EINVAL);
+    assert_int_equal(cw_tree_name_at(second, made.client, "best", "gpu", 0, 0, &named), -ENODEV);
+    assert_int_equal(cw_tree_name_at(second, made.client, "best", NULL, 0, 0, &named), -EINVAL);
+    assert_int_equal(
+        cw_tree_put_at(made.client, "best", "cuda:0", NULL, 0, NULL, 0, 0, CW_ANY_VERSION, NULL),
+        -EINVAL);
     OK(cw_tree_get(made.client, "best", named, &old));
     cw_tree_close(old);
     cw_tree_close(second);

@@ -69,3 +69,38 @@ def test_a_tree_without_room_is_refused_and_leaves_nothing(nodes: tuple[Node, No
         del mine
         cw.remove("mine")
         assert came("//b/m") == 1
+
+
+def test_versions_that_are_put_there_give_way(nodes: tuple[Node, Node]) -> None:
+    """Of what is replaced nothing stays: neither what was sent from here, nor what was put there."""
+    a, b = nodes
+    for number in range(VERSIONS):
+        with a.here():
+            assert eventually(lambda: is_put(number)), number  # noqa: B023
+        with b.here():
+            assert came("m") == number
+
+
+def is_put(number: int) -> bool:
+    try:
+        cw.put("//b/m", {"x": np.full(2 * PIECE, number, "u1")}, keep=True)
+    except cw.LimitExceeded:
+        return False
+    return True
+
+
+def test_a_tree_that_is_put_without_room_there_is_refused_and_leaves_nothing(
+    nodes: tuple[Node, Node],
+) -> None:
+    a, b = nodes
+    with b.here():
+        mine = cw.put("mine", np.zeros(5 * PIECE, "u1"))
+        with a.here():
+            for _ in range(3):
+                with pytest.raises(cw.LimitExceeded, match="max_bytes"):
+                    cw.put("//b/m", {"x": np.zeros(PIECE, "u1"), "y": np.ones(PIECE, "u1")})
+        assert mine[0] == 0 and "m" not in cw.names()
+        del mine
+        cw.remove("mine")
+    with a.here():
+        assert eventually(lambda: is_put(3))

@@ -121,7 +121,7 @@ def test_meta_that_is_no_json_is_left_out_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = types.SimpleNamespace(dumps=lambda meta, **_: json.dumps(meta))  # as a program in C may
-    monkeypatch.setattr("cableway._tree.publish.json", told)
+    monkeypatch.setattr("cableway._core.arguments.json", told)
     cw.put("m", {"a": np.zeros(3)}, meta={"loss": float("nan")})
     assert run_json("stat", "m")["meta"] is None
     said = run("get", "m", str(tmp_path / "m.safetensors")).stderr

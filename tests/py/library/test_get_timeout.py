@@ -1,4 +1,7 @@
-"""The timeout of a get holds while the broker is stopped: for a name that is none, and for memory that is to be mapped."""
+"""The timeout of a get holds while the broker is stopped: for a name that is none, and for memory that is to be mapped.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

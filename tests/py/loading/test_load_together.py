@@ -1,5 +1,7 @@
 """Several processes that load the same at once: one reads the files, all get one tree in one memory; killed, stopped and interrupted
 loaders hold nobody up for longer than they live, and leave nothing behind. A file that is written to while it is read is refused.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

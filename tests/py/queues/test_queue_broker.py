@@ -1,4 +1,7 @@
-"""Queues whose broker dies: what is small goes on between all who have the queue, and who waits waits on."""
+"""Queues whose broker dies: what is small goes on between all who have the queue, and who waits waits on.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

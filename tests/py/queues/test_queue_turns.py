@@ -1,4 +1,7 @@
-"""Full and Empty of a queue come of what it holds: never of somebody else who is putting, or taking, at that moment."""
+"""Full and Empty of a queue come of what it holds: never of somebody else who is putting, or taking, at that moment.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""joblib's own tests of parallel backends, with ours: all that take a backend as parameter, but those named here."""
+"""joblib's own tests of parallel backends, with ours: all that take a backend as parameter, but those named here.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

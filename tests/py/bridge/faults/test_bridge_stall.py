@@ -1,4 +1,7 @@
-"""A peer that answers heartbeats and nothing else holds nobody up for ever; what is slow, or may be long, goes on."""
+"""A peer that answers heartbeats and nothing else holds nobody up for ever; what is slow, or may be long, goes on.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

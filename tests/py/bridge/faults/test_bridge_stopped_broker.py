@@ -1,4 +1,7 @@
-"""A node whose broker stands (SIGSTOP, a debugger, a machine that thrashes): its bridge goes on, and says so."""
+"""A node whose broker stands (SIGSTOP, a debugger, a machine that thrashes): its bridge goes on, and says so.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A node's own bridge: what its broker and its clients have of it when it stands, is slow, or has nothing to do."""
+"""A node's own bridge: what its broker and its clients have of it when it stands, is slow, or has nothing to do.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Peers that are known by an authority: who comes in, who does not, what both sides say, and what wins over it."""
+"""Peers that are known by an authority: who comes in, who does not, what both sides say, and what wins over it.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Peers that come back as somebody else, that are killed or stand, and three nodes of which one does so."""
+"""Peers that come back as somebody else, that are killed or stand, and three nodes of which one does so.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GPU arrays between nodes over connections that are cut, and with a peer that reads and sends as it likes."""
+"""GPU arrays between nodes over connections that are cut, and with a peer that reads and sends as it likes.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

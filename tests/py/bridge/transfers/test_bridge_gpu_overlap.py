@@ -3,6 +3,8 @@
 The copies of one node's mover hang at a number that its test chooses; what has come to the other node by then is what has
 left before. An array has two under way at once, and who waits for one waits for the next, too, where that was submitted
 meanwhile: where the N-th hangs, N - 1 are copied, of which N - 2 at least are known to be; N - 4 where two are read at once.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Replicas of one array at several places of a node: bytes come over the network once, and no GPU's memory is lost."""
+"""Replicas of one array at several places of a node: bytes come over the network once, and no GPU's memory is lost.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Large arrays go over several connections to a peer: all bytes once, whole and checked, whatever becomes of a connection."""
+"""Large arrays go over several connections to a peer: all bytes once, whole and checked, whatever becomes of a connection.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Memory that a Pool keeps idle: it has a bound, and is given up before a process of the Pool is refused any."""
+"""Memory that a Pool keeps idle: it has a bound, and is given up before a process of the Pool is refused any.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Arrays that PyTorch or CuPy allocated by itself, as arguments of tasks: lent by the driver's legacy handles.
 
 On the double stand-ins of the libraries (standins/), on real GPUs the libraries.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

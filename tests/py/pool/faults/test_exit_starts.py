@@ -1,4 +1,7 @@
-"""The interpreter ends while a daemon thread makes its first use of an Executor, a Pool or a Queue: it always ends."""
+"""The interpreter ends while a daemon thread makes its first use of an Executor, a Pool or a Queue: it always ends.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """A signal's handler that raises while the main thread takes results: what it raises comes out where the pool was called,
-and nowhere else; and nobody's result suffers from it."""
+and nowhere else; and nobody's result suffers from it.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

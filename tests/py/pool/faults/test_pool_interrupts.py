@@ -1,4 +1,7 @@
-"""A Ctrl-C at any moment of what the main thread does for others: nobody waits for ever because of it."""
+"""A Ctrl-C at any moment of what the main thread does for others: nobody waits for ever because of it.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ended Pool or Executor keeps neither descriptors nor memory, without a garbage collection."""
+"""An ended Pool or Executor keeps neither descriptors nor memory, without a garbage collection. Runs in `make test-more`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Forks while a thread imports: workers begin the import again, and never wait for a thread that is not there."""
+"""Forks while a thread imports: workers begin the import again, and never wait for a thread that is not there.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from cableway._core.library import lib
 
-__all__ = ["arrays_of", "fill", "is_module"]
+__all__ = ["arrays_of", "drop_absent", "fill", "install", "is_module"]
 
 
 def is_module(value: Any) -> bool:
@@ -133,6 +133,59 @@ def fill(
         if part is not None:
             setattr(part, name, leaves[path][0].clone())
     return missing, unexpected
+
+
+def install(module: Any, leaves: dict[str, tuple[Any, int, bool]]) -> None:
+    """Makes a module hold what another one held, whatever its own shapes and names are; for state that was processed.
+
+    Parameters are shared, tied ones are one object. Buffers and attributes are copies. Nothing is removed but what stands
+    under the same name.
+
+    Args:
+        module: what gets it; it may lie on the device "meta".
+        leaves: tensor, kind and whether it is transient (a buffer that `state_dict` leaves out) by path.
+
+    Raises:
+        KeyError: a leaf's part is not there; nothing is changed then.
+    """
+    parts = dict(_submodules(module))
+    unknown = [path for path in leaves if _place(parts, path)[0] is None]
+    if unknown:
+        raise KeyError(f"the module has no place for {_few(unknown)}")
+    made: dict[int, Any] = {}
+    for path, (tensor, kind, transient) in leaves.items():
+        part, name = _place(parts, path)
+        old = part._parameters.get(name)
+        for table in (part._parameters, part._buffers, vars(part)):
+            table.pop(name, None)
+        if kind == lib.CW_LEAF_PARAMETER:
+            if id(tensor) not in made:
+                made[id(tensor)] = _parameter(old, tensor)
+            part.register_parameter(name, made[id(tensor)])
+        elif kind == lib.CW_LEAF_BUFFER:
+            part.register_buffer(name, tensor.clone(), persistent=not transient)
+        else:
+            setattr(part, name, tensor.clone())
+
+
+def drop_absent(module: Any, paths: set[str]) -> list[str]:
+    """Removes parameters and buffers on the device "meta" that are not among these paths.
+
+    Returns:
+        list: paths of all else that lies on the device "meta": it has no memory.
+    """
+    left = []
+    for prefix, part in _submodules(module):
+        for table in (part._parameters, part._buffers, vars(part)):
+            for name, value in list(table.items()):
+                if not (_is_tensor(value) and getattr(value, "is_meta", False)):
+                    continue
+                path = f"{prefix}.{name}" if prefix else name
+                if table is not vars(part) and path not in paths:
+                    del table[name]
+                else:
+                    left.append(path)
+    return left
 
 
 def _few(paths: list[str]) -> str:

@@ -1,0 +1,1 @@
+"""Parts of cableway.vllm and cableway.sglang."""

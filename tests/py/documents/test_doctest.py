@@ -21,6 +21,11 @@ MODULES = ["cableway"] + [
 def test_examples_of(name):
     if name in ("cableway.joblib", "cableway.cupy", "cableway.numba", "cableway.torch"):
         pytest.importorskip(name.removeprefix("cableway."))
+    if name in (
+        "cableway.vllm",
+        "cableway.sglang",
+    ):  # these need more of their packages than the folder
+        pytest.importorskip(name, exc_type=ImportError)
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert not failed
 

@@ -49,16 +49,18 @@ static int show_names(void *unused) {
     return 0;
 }
 
+/* What is left comes last: the runner shows the end of a long output. */
 static _Noreturn void fail(const char *what) {
-    world_print(&world);
     printf("not ok 1 - %s\n1..1\n", what);
     fflush(stdout);
-    if (in_child(show_names, NULL) != 0)
-        printf("# its names could not be listed\n");
     char command[300];
-    snprintf(command, sizeof command, "tail -n 60 %s/foreground.out | sed 's/^/# /'", world.folder);
+    snprintf(command, sizeof command, "tail -n 20 %s/foreground.out | sed 's/^/# /'", world.folder);
     if (system(command) != 0)
         printf("# no output of the broker\n");
+    if (in_child(show_names, NULL) != 0)
+        printf("# its names could not be listed\n");
+    fflush(stdout);
+    world_print(&world);
     world_kill(&world);
     exit(1);
 }

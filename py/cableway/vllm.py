@@ -62,6 +62,7 @@ class CablewayModelLoader(BaseModelLoader):  # type: ignore[misc]
     def __init__(self, load_config: Any) -> None:
         super().__init__(load_config)
         self._options = options(load_config.model_loader_extra_config)
+        self._shared: frozenset[int] = frozenset()  # addresses of parameters that nobody may write
 
     def get_external_weight_memory(self, vllm_config: Any) -> int:
         """Bytes of this engine's weights that are in GPU memory already, because another engine has published them."""
@@ -79,8 +80,8 @@ class CablewayModelLoader(BaseModelLoader):  # type: ignore[misc]
         """Fills a model's own memory from the tree of weights.
 
         Raises:
-            ValueError: the model has secondary weights or weights in subfolders, which one tree does not hold.
-            ValueError: weights of the model were not in the tree.
+            ValueError: the model takes weights from several places, or from some that are not in the tree; or its memory is
+                shared, and must not be written.
         """
         if getattr(model, "secondary_weights", None) or getattr(
             model, "allow_patterns_overrides", None
@@ -89,21 +90,15 @@ class CablewayModelLoader(BaseModelLoader):  # type: ignore[misc]
                 f"{type(model).__name__} takes weights from several places, which load format "
                 f'"{LOAD_FORMAT}" does not know; use load format "auto"'
             )
-        for parameter in model.parameters():
-            if (
-                getattr(parameter, "requires_grad", False) is False
-                and parameter.data_ptr() in self._shared
-            ):
-                raise ValueError(
-                    "this engine shares its weights, which nobody may write; to load others into a running engine use "
-                    '"share": "weights" in model_loader_extra_config'
-                )
+        if any(parameter.data_ptr() in self._shared for parameter in model.parameters()):
+            raise ValueError(
+                "this engine shares its weights, which nobody may write; to load others into a running engine use "
+                '"share": "weights" in model_loader_extra_config'
+            )
         loaded = model.load_weights(self._weights(model_config))
         lacking = {name for name, _ in model.named_parameters()} - (loaded or set())
         if loaded is not None and lacking and model_config.quantization is None:
             raise ValueError(f"not in the tree of weights: {', '.join(sorted(lacking)[:4])}")
-
-    _shared: frozenset[int] = frozenset()
 
     def create_model(self, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
         """The model with memory of its own; refused before anything is loaded if it cannot be shared afterwards."""
@@ -139,7 +134,9 @@ class CablewayModelLoader(BaseModelLoader):  # type: ignore[misc]
             tree = state.share(name, model, fields, keep=self._options.keep, extra=extra)
         else:
             model = self._attached(tree, vllm_config, model_config, prefix)
-        self._shared = frozenset(parameter.data_ptr() for parameter in model.parameters())
+        self._shared = frozenset(
+            parameter.data_ptr() for parameter in model.parameters() if parameter.numel()
+        )
         return model
 
     def _attached(self, tree: Tree, vllm_config: Any, model_config: Any, prefix: str) -> Any:

@@ -22,7 +22,7 @@ from cableway._core.library import lib
 from cableway._engines.options import Options
 from cableway._load.trees import load
 from cableway._tree import modules
-from cableway.errors import Error, NameNotFound, VersionChanged
+from cableway.errors import Error, NameNotFound, NameTaken, VersionChanged
 from cableway.tree import Tree
 
 __all__ = [
@@ -141,7 +141,7 @@ def publish(
     while True:
         try:
             return names.put(name, model, if_version=0, meta=meta, keep=keep)
-        except VersionChanged:
+        except (NameTaken, VersionChanged):  # another engine was quicker
             tree = find(name, fields)
             if tree is not None:
                 return tree

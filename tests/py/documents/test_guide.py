@@ -45,7 +45,6 @@ RUN_ELSEWHERE = {
     "docs/guide/several-machines.md: cableway peers add b 10.213.7.2:7400 --key sha256:BBBB... --read 'shared/*' --write 'inbox/*'": "test_bridge_readme.py",
     'docs/guide/several-machines.md: cw.put("shared/weights", np.random.rand(1000, 1000), keep=True)': "test_bridge_readme.py",
     'docs/guide/several-machines.md: on() { node=/tmp/two-$1; shift; CABLEWAY_DIR=$node CABLEWAY_NODE_DIR=$node/key "$@"; }': "test_bridge_one_machine.py",
-    'docs/guide/models.md: vllm serve /models/llm --load-format cableway --model-loader-extra-config \'{"name": "llm", "keep": true}\'': "it needs the engines; tests/py/engines tests the plugins",
     "docs/guide/slurm.md: srun python train.py": "it needs SLURM; test_bridge_slurm.py has a stand-in for srun",
     "docs/guide/slurm.md: set -eu": "test_bridge_slurm.py, as docs/examples/bridge/two_nodes.sbatch",
 }

@@ -1,10 +1,12 @@
-"""What the plugins of vLLM and SGLang share: options, weights of files by name, a processed state that the next engine attaches."""
+"""What the loaders of both engines have in common, without an engine; and what is said where none is installed."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import importlib.util
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,95 +15,107 @@ import pytest
 import cableway as cw
 from cableway._engines.options import options
 
-FIELDS = {"dtype": "torch.float32", "tp_rank": 0, "tp_size": 2, "model": "m"}
-
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("given", "kind", "text"),
     [
-        (None, ValueError, "needs the name of a tree"),
+        ({}, ValueError, "needs the name of a tree"),
         ({"name": ""}, ValueError, "needs the name of a tree"),
-        ({"name": "m", "nam": 1}, ValueError, "'nam'"),
+        ({"name": "m", "kep": True}, ValueError, "'kep'.*knows 'name', 'files', 'keep', 'share'"),
         ({"name": "m", "keep": 1}, ValueError, "keep is true or false"),
-        ({"name": "m", "share": "all"}, ValueError, '"state" or "weights"'),
-        ([("name", "m")], TypeError, "is a dict"),
+        ({"name": "m", "share": "all"}, ValueError, 'share is "state" or "weights"'),
+        (["m"], TypeError, "is a dict, not list"),
     ],
 )
-def test_a_bad_option_is_told(given: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_bad_options_are_refused_with_the_remedy(given: Any, kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
         options(given)
 
 
-def test_a_name_tells_what_the_state_was_made_for() -> None:
-    from cableway._engines import state
-
-    given = options({"name": "m"})
-    name = state.name_of(given, "vllm", FIELDS)
-    assert name.startswith("m/vllm/float32-plain-tp0of2-")
-    assert name == state.name_of(given, "vllm", dict(reversed(FIELDS.items())))
-    assert name != state.name_of(given, "vllm", {**FIELDS, "tp_rank": 1})
-    assert name != state.name_of(given, "vllm", {**FIELDS, "model": "n"})
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_without_the_engine_the_import_says_what_to_install(engine: str) -> None:
+    if importlib.util.find_spec(engine) is not None:
+        pytest.skip(f"{engine} is installed")
+    with pytest.raises(ImportError, match=f"pip install '{engine}>="):
+        importlib.import_module(f"cableway.{engine}")
 
 
-def test_a_state_is_shared_by_the_engine_that_made_it_and_by_the_next(tmp_path: Path) -> None:
+def test_cableway_alone_imports_no_engine() -> None:
+    code = "import sys, cableway; print(sorted({'torch', 'vllm', 'sglang'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("group", "module"),
+    [("vllm.general_plugins", "cableway.vllm"), ("sglang.srt.plugins", "cableway.sglang")],
+)
+def test_the_package_names_its_entry_points(group: str, module: str) -> None:
+    found = importlib.metadata.entry_points(group=group)
+    assert {point.value for point in found if point.name == "cableway"} == {f"{module}:register"}
+
+
+def test_a_state_made_by_one_model_is_the_memory_of_others(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    from engines_support import model
+    import engine_models
 
     from cableway._engines import state
 
-    made, tokens = model(), torch.arange(20)
-    wanted = made(tokens)
-    assert state.find("s", FIELDS) is None
-    tree = state.share("s", made, FIELDS, keep=False, extra={"attributes": {}})
-    assert torch.equal(made(tokens), wanted)
-    assert made.head.weight is made.embed.weight
-    assert made.embed.weight.data_ptr() == tree.torch()["embed.weight"].data_ptr()
-    torch.save(wanted, tmp_path / "wanted")
-    code = """
-        import sys, torch, cableway as cw
-        from cableway._engines import state
-        from engines_support import model
-        fields = eval(sys.argv[1])
-        tree = state.find("s", fields)
-        with torch.device("meta"):
-            made = model(1)
-        state.attach(made, tree)
-        state.complete(made, tree)
-        assert torch.equal(made(torch.arange(20)), torch.load(sys.argv[2]))
-        assert made.head.weight is made.embed.weight and not made.embed.weight.requires_grad
-        assert made.embed.weight.data_ptr() == tree.torch()["embed.weight"].data_ptr()
-    """
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), repr(FIELDS), str(tmp_path / "wanted")],
-        check=True,
-        cwd=Path(__file__).parent,
-        timeout=120,
-    )
-
-
-def test_a_name_with_another_state_is_refused() -> None:
-    from cableway._engines import state
-
-    cw.put("s", {"w": [1.0]}, meta={"engine": {**FIELDS, "model": "n"}})
-    with pytest.raises(cw.Error, match=r"differs in model"):
-        state.find("s", FIELDS)
-
-
-def test_a_part_without_memory_is_told_and_what_the_engine_dropped_goes() -> None:
-    torch = pytest.importorskip("torch")
-    from engines_support import model
-
-    from cableway._engines import state
-
-    made = model()
-    del made.body._parameters["bias"]  # as an engine does that has packed it elsewhere
-    tree = state.publish("s", made, FIELDS, keep=False)
+    given, fields = options({"name": "llm"}), {"dtype": "torch.float32", "tp_rank": 0, "tp_size": 1}
+    name = state.name_of(given, "test", fields)
+    assert name.startswith("llm/test/float32-plain-tp0of1-")
+    assert state.find(name, fields) is None
+    first = engine_models.Model().eval()
+    first.load_weights(engine_models.checkpoint().items())
+    tree = state.share(name, first, fields, keep=False)
     with torch.device("meta"):
-        empty = model(1)
-        empty.extra = torch.zeros(3)
-    state.attach(empty, tree)
-    with pytest.raises(cw.Error, match="lacks extra"):
-        state.complete(empty, tree)
-    assert "bias" not in empty.body._parameters
-    del empty.extra
-    state.complete(empty, tree)
+        second = engine_models.Model().eval()
+    found = state.find(name, fields)
+    assert found is not None and found.version == tree.version
+    state.attach(second, found)
+    state.complete(second, found)
+    expected = engine_models.logits_expected()
+    tokens = torch.arange(20)
+    assert torch.equal(first(tokens), expected) and torch.equal(second(tokens), expected)
+    assert second.head.weight is second.embed.weight
+    assert second.qk.weight.data_ptr() == found["qk.weight"].numpy().__array_interface__["data"][0]
+    assert second.angles.data_ptr() != found["angles"].numpy().__array_interface__["data"][0]
+    assert "angles" not in second.state_dict()
+    # The second of two that publish at once gets the first one's.
+    assert state.publish(name, engine_models.Model(), fields, keep=False).version == tree.version
+
+
+def test_a_state_for_something_else_is_refused_with_the_fields(tmp_path: Path) -> None:
+    from cableway._engines import state
+
+    cw.put("s", {"w": [1.0, 2.0]}, meta={"engine": {"dtype": "a", "tp_rank": 0}}, keep=True)
+    with pytest.raises(cw.Error, match="differs in tp_rank"):
+        state.find("s", {"dtype": "a", "tp_rank": 1})
+
+
+def test_another_checkpoint_has_another_source(tmp_path: Path) -> None:
+    from cableway._engines import state
+
+    given = options({"name": "llm"})
+    with pytest.raises(FileNotFoundError, match="no .safetensors file"):
+        state.source(given, str(tmp_path))
+    (tmp_path / "a.safetensors").write_bytes(b"1")
+    one = state.source(given, str(tmp_path))
+    assert state.source(given, str(tmp_path)) == one
+    (tmp_path / "b").write_bytes(b"2")
+    (tmp_path / "b").rename(tmp_path / "a.safetensors")
+    assert state.source(given, str(tmp_path)) != one
+
+
+def test_what_has_no_memory_is_named(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from cableway._engines import state
+
+    cw.put("s", {"weight": torch.zeros(2, 3)}, keep=True)
+    tree = cw.get("s")
+    with torch.device("meta"):
+        module = torch.nn.Linear(3, 2)
+        module.scale = torch.ones(2)
+    state.attach(module, tree)
+    with pytest.raises(cw.Error, match="lacks scale: .*share.*weights"):
+        state.complete(module, tree)

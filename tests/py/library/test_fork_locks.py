@@ -22,7 +22,7 @@ pytest.importorskip("joblib")
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 FORK = multiprocessing.get_context("fork")
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-THEIRS = {"torch", "cupy", "numba"}  # modules that need a library
+THEIRS = {"torch", "cupy", "numba", "vllm", "sglang"}  # modules that need a library
 
 EXECUTOR: Any = None
 

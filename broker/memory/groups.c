@@ -165,6 +165,15 @@ void cwd_groups_end(struct cwd_broker *b, uint32_t slab, uint32_t block, uint64_
         end(b, group);
 }
 
+void cwd_groups_end_damaged(struct cwd_broker *b, struct cwd_slab *slab) {
+    struct cwd_group *group, *next;
+    HASH_ITER(hh, b->groups, group, next) {
+        const struct cw_block_name *anchor = &group->anchor;
+        if (anchor->slab == slab->id && !cwd_slab_has(slab, anchor->block, anchor->gen))
+            end(b, group);
+    }
+}
+
 void cwd_groups_end_in(struct cwd_broker *b, uint32_t slab) {
     struct cwd_group *group, *next;
     HASH_ITER(hh, b->groups, group, next) {

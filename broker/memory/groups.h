@@ -11,8 +11,9 @@
  *
  * Deaths: if the client that asked dies, the group stays until the anchor is free, which is at once
  * if nobody else holds the anchor. A client that damages the anchor's word keeps the group until
- * the slab is closed, or for ever if the members keep the slab: it could hold them by a name as
- * well. If the broker dies, its references end, and the groups with them.
+ * the slab's maker has ended; then, and at the end of each later client, such groups end, also
+ * where their members keep the slab. If the broker dies, its references end, and the groups with
+ * them.
  *
  * Owner: the loop's thread.
  */
@@ -26,6 +27,7 @@
 #include "ipc/wire.h"
 
 struct cwd_broker;
+struct cwd_slab;
 struct cwd_version;
 
 struct cwd_group {
@@ -46,6 +48,8 @@ struct cwd_group *cwd_group_find(struct cwd_broker *broker, uint32_t slab, uint3
                                  uint64_t gen);
 /* This block is free now: if it is an anchor its group ends. */
 void cwd_groups_end(struct cwd_broker *broker, uint32_t slab, uint32_t block, uint64_t gen);
+/* This slab is an orphan: groups end whose anchors are no block that lives, by the slab's table. */
+void cwd_groups_end_damaged(struct cwd_broker *broker, struct cwd_slab *slab);
 /* This slab is closed. */
 void cwd_groups_end_in(struct cwd_broker *broker, uint32_t slab);
 /* Gives back what ended, some of it in a turn. True: there is more. */

@@ -292,6 +292,12 @@ static bool block_is_alive(struct cwd_slab *slab, uint32_t block) {
            bits == CW_BLOCK_RETIRING;
 }
 
+bool cwd_slab_has(struct cwd_slab *slab, uint32_t block, uint64_t gen) {
+    /* B13: as above. */
+    uint64_t word = CW_LOAD(B13, &slab->table->blocks[block].word, acquire);
+    return cw_block_gen(word) == gen && block_is_alive(slab, block);
+}
+
 void cwd_slabs_sweep(struct cwd_broker *b) {
     struct cwd_slab *slab, *next;
     if (!b->suspect || b->reclaim.forgot)
@@ -302,6 +308,8 @@ void cwd_slabs_sweep(struct cwd_broker *b) {
             continue;
         DL_DELETE(b->suspect, slab);
         slab->suspected = false;
+        if (!slab->owner && slab->anchors)
+            cwd_groups_end_damaged(b, slab);
         if (!slab->owner && slab->refs == 0 && slab->waits == 0)
             slab_close(b, slab, false);
     }
@@ -334,11 +342,13 @@ void cwd_slab_orphan(struct cwd_broker *b, struct cwd_slab *slab) {
 
 void cwd_slabs_orphan_of(struct cwd_broker *b, struct cwd_session *owner) {
     struct cwd_slab *slab, *next;
-    if (owner->slabs == 0)
+    if (owner->slabs == 0 && b->grouped == 0)
         return;
     HASH_ITER(hh, b->slabs, slab, next) {
         if (slab->owner == owner)
             cwd_slab_orphan(b, slab);
+        else if (slab->anchors)
+            cwd_slab_suspect(b, slab); /* it may have damaged them */
     }
 }
 

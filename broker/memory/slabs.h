@@ -58,6 +58,8 @@ int cwd_slab_adopt(struct cwd_broker *broker, struct cwd_session *owner,
                    const struct cw_slab_request *wish, struct cw_slab_info *out);
 /* The owner gives it up or is gone: it becomes an orphan, its blocks are suspected. */
 void cwd_slab_orphan(struct cwd_broker *broker, struct cwd_slab *slab);
+/* Whether this block lives there with this generation, by the table: only a look. */
+bool cwd_slab_has(struct cwd_slab *slab, uint32_t block, uint64_t gen);
 /* All slabs of a session that ends. */
 void cwd_slabs_orphan_of(struct cwd_broker *broker, struct cwd_session *owner);
 /* Takes a slab with nothing in it from its owner (room.h) and closes it; its pages become free,

@@ -190,6 +190,38 @@ static void who_holds_the_index_alone_keeps_the_parts_of_a_dead_maker(void **sta
     raw_broker_remove(&broker);
 }
 
+/* Members in the anchor's own slab keep it. The maker damages the anchor's word, or a reader that
+ * outlives it. */
+static void a_damaged_index_keeps_no_part_of_the_dead(void **state) {
+    (void)state;
+    for (int later = 0; later < 2; later++) {
+        struct maker maker;
+        struct raw_client reader, watcher;
+        struct raw_slab seen;
+        assert_true(raw_broker_start(&broker, NULL, NULL));
+        maker_open(&maker);
+        carve(&maker);
+        assert_int_equal(group_all(&maker), 0);
+        assert_int_equal(raw_connect(&broker, &watcher), 0);
+        assert_int_equal(raw_connect(&broker, &reader), 0);
+        assert_int_equal(raw_slab_open(&reader, maker.slab.id, &seen), 0);
+        raw_lease(&reader, 0, maker.slab.id, 0);
+        if (!later)
+            atomic_store(&maker.slab.table->blocks[0].word, UINT64_MAX);
+        raw_bye(&maker.client);
+        assert_true(RAW_UNTIL(raw_ping(&watcher) == 0 &&
+                              raw_gauge(&broker, CW_GAUGE_slabs) == (later ? 1 : 0)));
+        if (later)
+            atomic_store(&seen.table->blocks[0].word, UINT64_MAX);
+        raw_bye(&reader);
+        assert_true(RAW_UNTIL(raw_ping(&watcher) == 0 && raw_gauge(&broker, CW_GAUGE_slabs) == 0));
+        raw_slab_close(&seen);
+        raw_slab_close(&maker.slab);
+        raw_bye(&watcher);
+        raw_broker_remove(&broker);
+    }
+}
+
 static void a_group_is_whole_or_not_there(void **state) {
     (void)state;
     struct maker maker;
@@ -349,6 +381,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_live_as_long_as_their_index_and_no_longer),
         cmocka_unit_test(who_holds_the_index_alone_keeps_the_parts_of_a_dead_maker),
+        cmocka_unit_test(a_damaged_index_keeps_no_part_of_the_dead),
         cmocka_unit_test(a_group_is_whole_or_not_there),
         cmocka_unit_test(no_group_keeps_itself_alive),
         cmocka_unit_test(a_form_that_is_none_ends_the_client),

@@ -143,15 +143,7 @@ static int fetch_part(struct fetching *f, uint32_t part) {
                        (unsigned long long)size_bytes,
                        (unsigned long long)f->spans[part].size_bytes);
     }
-    const struct cw_slab *slab = array->home_slab;
-    struct cw_index_part *here = &f->parts[f->part_count];
-    *here = (struct cw_index_part){.slab = slab->id,
-                                   .block = array->block,
-                                   .gen = array->gen,
-                                   .offset_bytes = array->offset_bytes,
-                                   .size_bytes = array->size_bytes,
-                                   .device_kind = slab->device_kind};
-    memcpy(here->device_uuid, slab->device_uuid, sizeof here->device_uuid);
+    f->parts[f->part_count] = cw_part_of(array);
     f->arrays[part] = array;
     f->numbers[part] = f->part_count++;
     return 0;

@@ -241,6 +241,18 @@ int cw_index_move(cw_client *client, const struct cw_index *from, const struct c
     return code;
 }
 
+struct cw_index_part cw_part_of(const cw_array *array) {
+    const struct cw_slab *slab = array->home_slab;
+    struct cw_index_part part = {.slab = slab->id,
+                                 .block = array->block,
+                                 .gen = array->gen,
+                                 .offset_bytes = array->offset_bytes,
+                                 .size_bytes = array->size_bytes,
+                                 .device_kind = slab->device_kind};
+    memcpy(part.device_uuid, slab->device_uuid, sizeof part.device_uuid);
+    return part;
+}
+
 void cw_parts_published(cw_client *client, cw_array *const *arrays, uint32_t count) {
     pthread_mutex_lock(&client->lock);
     for (uint32_t i = 0; i < count; i++) {

@@ -46,6 +46,8 @@ int cw_index_make(cw_client *client, const struct cw_index_part *parts, uint32_t
 int cw_index_move(cw_client *client, const struct cw_index *from, const struct cw_index_span *spans,
                   const uint32_t *numbers, const struct cw_index_part *parts, uint32_t part_count,
                   struct cw_index *index, cw_array **out);
+/* Where an array lies, as an index says it of a part. */
+struct cw_index_part cw_part_of(const cw_array *array);
 /* Others may know of these from now on: their memory is not used again before the broker says so.
  * To be called before GROUP for all parts that this client has allocated itself. NULL: skipped. */
 void cw_parts_published(cw_client *client, cw_array *const *arrays, uint32_t count);

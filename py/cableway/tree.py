@@ -40,7 +40,6 @@ from cableway._tree.old_versions import await_room
 from cableway._tree.publish import ANY_VERSION, publish
 from cableway._tree.swapping import (
     Described,
-    Swapping,
     checked,
     described,
     mounted,
@@ -63,7 +62,7 @@ class NotATree(Error):
     """The name means an array."""
 
 
-class Tree(Swapping, Updating, Mapping[str, Array]):
+class Tree(Updating, Mapping[str, Array]):
     """One version of a tree: a mapping from paths to read-only `Array`s. `put` and `get` make it.
 
     It holds one lease, and by that all of its memory, for as long as it is there; so does each array that was taken out of it.

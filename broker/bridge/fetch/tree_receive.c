@@ -172,16 +172,8 @@ static void index_read(struct cwb_work *work);
 
 /* The part is here. It is taken over. */
 static void add_part(struct cwb_tree_receive *receive, cw_array *array) {
-    const struct cw_slab *slab = array->home_slab;
-    struct cw_index_part *here = &receive->parts[receive->part_count];
     cw_array_freeze(array);
-    *here = (struct cw_index_part){.slab = slab->id,
-                                   .block = array->block,
-                                   .gen = array->gen,
-                                   .offset_bytes = array->offset_bytes,
-                                   .size_bytes = array->size_bytes,
-                                   .device_kind = slab->device_kind};
-    memcpy(here->device_uuid, slab->device_uuid, sizeof here->device_uuid);
+    receive->parts[receive->part_count] = cw_part_of(array);
     receive->arrays[receive->at] = array;
     receive->numbers[receive->at] = receive->part_count++;
     receive->at++;

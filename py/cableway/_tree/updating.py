@@ -26,20 +26,18 @@ from cableway._core.garbage import uncollected
 from cableway._core.library import lib
 from cableway._tree.leaves import flatten
 from cableway._tree.publish import Place, Source, aliases_of, sources_of
+from cableway._tree.swapping import Swapping
 from cableway.array import Array
 
 __all__ = ["Updating"]
 
 
-class Updating:
+class Updating(Swapping):
     """The part of `Tree` for trees that were put with `seal=False`."""
 
     __slots__ = ()
 
     _writes: dict[str, Place] | None  # where each leaf can be written; None: it cannot
-
-    def _pointer(self) -> Any:
-        raise NotImplementedError
 
     def update(self, tensors: Any, *, stream: Any = None) -> None:
         """Writes new values into leaves on GPUs, in place: addresses and `version` stay, and no memory is taken for a second version.

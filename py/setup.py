@@ -82,7 +82,9 @@ setup(
     ext_modules=[
         Extension(
             "cableway._dlpack",
-            sources=["csrc/dlpack.c"],
+            sources=["csrc/dlpack.c", "csrc/dlpack_leaves.c"],
+            include_dirs=[str(ROOT), "csrc"],
+            depends=["csrc/dlpack.h", str(ROOT / "ipc" / "tree" / "index.h")],
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,
         ),

@@ -1,5 +1,7 @@
 """The module of csrc/dlpack.c."""
 
+from typing import Any
+
 def capsule(
     owner: object,
     address: int,
@@ -24,3 +26,10 @@ def look(
     int,
     int,
 ]: ...
+def leaves(
+    index: int,
+    nbytes: int,
+    forms: list[tuple[int, int, int, int, int]],
+    places: list[tuple[object, int, tuple[int, int]]],
+    take: object,
+) -> tuple[list[str], list[Any]]: ...

@@ -25,15 +25,14 @@ from weakref import WeakSet
 
 from cableway import array as arrays
 from cableway import client, create
-from cableway._array import dlpack, pickles
-from cableway._core import dtypes, words
+from cableway._array import pickles
+from cableway._core import dtypes
 from cableway._core.arguments import count
 from cableway._core.deadlines import left_ns, tries_again
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, lease_of_handle, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
-from cableway._cuda import interop
 from cableway._tree import modules
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.old_versions import await_room
@@ -48,6 +47,7 @@ from cableway._tree.swapping import (
     wait_after,
 )
 from cableway._tree.table import Row, rows
+from cableway._tree.tensors import tensors_of
 from cableway._tree.updating import Updating
 from cableway.array import Array
 from cableway.errors import Error, NameNotFound, Stale, VersionChanged
@@ -162,10 +162,13 @@ class Tree(Updating, Mapping[str, Array]):
         Raises:
             KeyError: there is none.
         """
-        pointer, number = self._pointer(), self._number(path)
+        number = self._number(path)
         if number < 0:
             raise KeyError(f"the tree has no leaf {path!r}: list(tree) gives the paths")
-        leaf = ffi.new("cw_leaf *")
+        return self._leaf_at(number)
+
+    def _leaf_at(self, number: int) -> tuple[Any, Any]:
+        pointer, leaf = self._pointer(), ffi.new("cw_leaf *")
         check(lib.cw_tree_leaf(pointer, number, leaf))
         return leaf, pointer
 
@@ -255,44 +258,7 @@ class Tree(Updating, Mapping[str, Array]):
         spoils its CUDA context (error 700) on a GPU. `clone()` what you want to write.
         """
         with uncollected():
-            return dict(zip(self, self._tensors(), strict=True))
-
-    def _tensors(self) -> list[Any]:
-        """A tensor for each leaf. A loop over thousands: what depends on the layout alone is asked for once."""
-        import torch
-        from torch.utils.dlpack import from_dlpack
-
-        # With a capsule the public function does nothing but call this one.
-        take = getattr(getattr(torch, "_C", None), "_from_dlpack", from_dlpack)
-        known: dict[Layout, tuple[dlpack.Form, bool, int]] = {}
-        places = [self._place(number) for number in range(self._told().parts)]
-        tensors: list[Any] = []
-        for row in self._rows():
-            _, layout, part, offset, nbytes, alias, *_ = row
-            if alias:
-                tensors.append(tensors[alias - 1])
-                continue
-            told = known.get(layout)
-            if told is None:
-                is_packed = words.is_packed(layout.dtype)
-                kind = words.raw(layout.dtype) if is_packed else layout.dtype
-                form = dlpack.form(kind, layout.shape, layout.strides)
-                told = known[layout] = form, is_packed, layout.origin
-            form, is_packed, origin = told
-            if nbytes:
-                lease, low, device = places[part]
-            else:
-                lease = create.empty(layout.shape, layout.dtype)._open_lease()
-                low, device = lease.address, dlpack.HOST
-            tensor = take(dlpack.on(lease, low + offset + origin, device, form))
-            tensors.append(interop.packed(tensor, layout.dtype) if is_packed else tensor)
-        return tensors
-
-    def _place(self, number: int) -> tuple[Lease, int, tuple[int, int]]:
-        """A part's lease, the address of its lowest byte, and its device as DLPack has it."""
-        lease = self._part(number)
-        usable(lease)
-        return lease, lease.address, dlpack.device_of(lease)
+            return dict(zip(*tensors_of(self), strict=True))
 
     def into(self, module: Any, *, strict: bool = True) -> Any:
         """Gives a module of PyTorch this tree's memory in place of its own; it may have been made on the device "meta".
@@ -312,7 +278,7 @@ class Tree(Updating, Mapping[str, Array]):
             ValueError: a shape or a dtype differs.
         """
         with uncollected():
-            found = list(zip(self._rows(), self._tensors(), strict=True))
+            found = list(zip(self._rows(), tensors_of(self)[1], strict=True))
         modules.fill(module, {row.path: (tensor, row.kind) for row, tensor in found}, strict)
         return module
 

@@ -11,37 +11,15 @@
  * look(): what a capsule of another library says. It is not consumed: whoever keeps it, or what it
  * was made of, keeps the memory.
  *
+ * leaves(): dlpack_leaves.c.
+ *
  * Limited API of Python 3.10, so that one binary serves all versions from there on.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
+#include "dlpack.h"
+
 #include <stdlib.h>
 
-/* The structures of DLPack 1.0, as its specification lays them out. */
-struct dl_tensor {
-    void *data;
-    int32_t device_type, device_id;
-    int32_t ndim;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides; /* strides in elements */
-    uint64_t byte_offset;
-};
-struct dl_managed { /* "dltensor" */
-    struct dl_tensor tensor;
-    void *context;
-    void (*deleter)(struct dl_managed *self);
-};
-struct dl_managed_versioned { /* "dltensor_versioned" */
-    uint32_t major, minor;
-    void *context;
-    void (*deleter)(struct dl_managed_versioned *self);
-    uint64_t flags;
-    struct dl_tensor tensor;
-};
-
-static const char LEGACY[] = "dltensor", VERSIONED[] = "dltensor_versioned";
+static const char VERSIONED[] = "dltensor_versioned";
 
 static void owner_release(void *owner) {
     if (!Py_IsInitialized())
@@ -51,7 +29,7 @@ static void owner_release(void *owner) {
     PyGILState_Release(state);
 }
 
-static void legacy_delete(struct dl_managed *self) {
+void dl_legacy_delete(struct dl_managed *self) {
     owner_release(self->context);
     free(self);
 }
@@ -68,8 +46,8 @@ static void capsule_destroy(PyObject *capsule) {
     if (PyCapsule_IsValid(capsule, VERSIONED)) {
         struct dl_managed_versioned *managed = PyCapsule_GetPointer(capsule, VERSIONED);
         managed->deleter(managed);
-    } else if (PyCapsule_IsValid(capsule, LEGACY)) {
-        struct dl_managed *managed = PyCapsule_GetPointer(capsule, LEGACY);
+    } else if (PyCapsule_IsValid(capsule, DL_LEGACY)) {
+        struct dl_managed *managed = PyCapsule_GetPointer(capsule, DL_LEGACY);
         managed->deleter(managed);
     }
     PyErr_Restore(type, value, trace);
@@ -88,7 +66,7 @@ static int dims_read(PyObject *tuple, Py_ssize_t ndim, int64_t *out) {
     return 0;
 }
 
-static PyObject *wrap(void *managed, const char *name, PyObject *owner) {
+PyObject *dl_wrap(void *managed, const char *name, PyObject *owner) {
     PyObject *capsule = PyCapsule_New(managed, name, capsule_destroy);
 
     if (capsule)
@@ -147,11 +125,11 @@ static PyObject *capsule_new(PyObject *module, PyObject *args) {
     if (versioned) {
         struct dl_managed_versioned *managed = (struct dl_managed_versioned *)memory;
         *managed = (struct dl_managed_versioned){1, 0, owner, versioned_delete, flags, tensor};
-        return wrap(managed, VERSIONED, owner);
+        return dl_wrap(managed, VERSIONED, owner);
     }
     struct dl_managed *managed = (struct dl_managed *)memory;
-    *managed = (struct dl_managed){tensor, owner, legacy_delete};
-    return wrap(managed, LEGACY, owner);
+    *managed = (struct dl_managed){tensor, owner, dl_legacy_delete};
+    return dl_wrap(managed, DL_LEGACY, owner);
 }
 
 /* A tuple of ndim numbers; None where there are none. */
@@ -184,8 +162,8 @@ static PyObject *capsule_look(PyObject *module, PyObject *capsule) {
                                 managed->major);
         tensor = &managed->tensor;
         flags = managed->flags;
-    } else if (PyCapsule_IsValid(capsule, LEGACY)) {
-        struct dl_managed *managed = PyCapsule_GetPointer(capsule, LEGACY);
+    } else if (PyCapsule_IsValid(capsule, DL_LEGACY)) {
+        struct dl_managed *managed = PyCapsule_GetPointer(capsule, DL_LEGACY);
         tensor = &managed->tensor;
     } else {
         return PyErr_Format(PyExc_TypeError, "this is no DLPack capsule, or it was consumed");
@@ -207,6 +185,7 @@ static PyObject *capsule_look(PyObject *module, PyObject *capsule) {
 static PyMethodDef methods[] = {
     {"capsule", capsule_new, METH_VARARGS, capsule_doc},
     {"look", capsule_look, METH_O, look_doc},
+    {"leaves", dl_leaves, METH_VARARGS, dl_leaves_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from cableway.array import Array
 
-__all__ = ["Form", "device_of", "for_cupy", "form", "give", "has_passed", "on"]
+__all__ = ["Form", "device_of", "for_cupy", "form", "give", "has_passed", "on", "unknown"]
 
 HOST = (1, 0)  # kDLCPU
 CUDA = 2  # kDLCUDA
@@ -52,6 +52,13 @@ class Form(NamedTuple):
     lanes: int
 
 
+def unknown(dtype: np.dtype[Any]) -> BufferError:
+    """The error for a dtype that DLPack cannot tell."""
+    return BufferError(
+        f"DLPack has no dtype for {dtype}; use cableway.Array.numpy(), or convert to a native number"
+    )
+
+
 def form(dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Form:
     """Of an array with strides in bytes.
 
@@ -68,9 +75,7 @@ def _form(
     """The same; word is there since dtypes that differ in it alone are equal to NumPy."""
     row = words.row(dtype)
     if row is None:
-        raise BufferError(
-            f"DLPack has no dtype for {dtype}; use cableway.Array.numpy(), or convert to a native number"
-        )
+        raise unknown(dtype)
     if any(step % dtype.itemsize for step in strides):
         raise BufferError(
             "DLPack needs strides of whole elements, these are not; copy the array first"

@@ -34,7 +34,9 @@ class Layout:
 
     __slots__ = (
         "_c",
+        "_c_bytes",
         "_gapless",
+        "_meaning",
         "_origin",
         "_repeats",
         "_span",
@@ -61,7 +63,9 @@ class Layout:
         self.size = math.prod(shape)
         self.strides = contiguous(shape, dtype.itemsize, order) if strides is None else strides
         self._c: tuple[Any, ...] | None = None  # and what it points to
+        self._c_bytes = b""
         self._gapless: bool | None = None
+        self._meaning: tuple[Any, ...] = ()
         self._origin: int | None = None
         self._repeats: bool | None = None
         self._span: int | None = None
@@ -114,6 +118,20 @@ class Layout:
             c.shape, c.strides, c.dtype = shape, strides, text
             self._c = found = (c, shape, strides, text)  # threads may be here at once
         return found[0]
+
+    @property
+    def c_bytes(self) -> bytes:
+        """The bytes of that `cw_layout`, for whoever makes an array of structures that hold it; good as long as this object lives."""
+        if not self._c_bytes:
+            self._c_bytes = bytes(ffi.buffer(self.c))
+        return self._c_bytes
+
+    @property
+    def meaning(self) -> tuple[Any, ...]:
+        """Equal for layouts that mean the same: `same` as a key. A dtype's word is no part of NumPy's equality."""
+        if not self._meaning:
+            self._meaning = self.shape, self.strides, self.dtype, words.word(self.dtype)
+        return self._meaning
 
     def same(self, other: Layout) -> bool:
         """Whether the two mean the same."""

@@ -19,11 +19,12 @@ import numpy as np
 from cableway._core.library import ffi, lib
 
 __all__ = [
-    "Row", "are_bytes", "check_assigned", "check_cast", "dtype_of", "has_word", "is_packed", "name", "of_dlpack", "of_row", "of_torch", "of_word", "raw", "row", "same", "torch_name", "word",
+    "PACKED", "Row", "are_bytes", "check_assigned", "check_cast", "dtype_of", "has_word", "is_packed", "name", "of_dlpack", "of_row", "of_text", "of_torch", "of_word", "raw", "row", "same", "torch_name", "word",
 ]  # fmt: skip
 
 _KEY = "cableway.dtype"  # of a void dtype's metadata
 _BYTE = np.dtype("u1")
+PACKED = ("int4_x2", "uint4_x2")
 
 
 class Row(NamedTuple):
@@ -82,7 +83,7 @@ def word(dtype: np.dtype[Any]) -> str:
 
 def is_packed(dtype: np.dtype[Any]) -> bool:
     """Whether one element is two numbers of four bits. PyTorch takes those of DLPack's integers by their bytes alone."""
-    return word(dtype) in ("int4_x2", "uint4_x2")
+    return word(dtype) in PACKED
 
 
 def of_word(text: str) -> np.dtype[Any] | None:
@@ -90,6 +91,11 @@ def of_word(text: str) -> np.dtype[Any] | None:
     found = _WORDS.get(text)
     made: np.dtype[Any] | None = None if found is None else _made(found)
     return made
+
+
+def of_text(text: str) -> Row | None:
+    """The row of a dtype's text, without making the dtype; None: it has none."""
+    return _ROWS.get(text)
 
 
 def of_row(found: Row) -> np.dtype[Any]:

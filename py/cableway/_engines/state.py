@@ -22,6 +22,7 @@ from cableway._core.library import lib
 from cableway._engines.options import Options
 from cableway._load.trees import load
 from cableway._tree import modules
+from cableway._tree.tensors import tensors_of
 from cableway.errors import Error, NameNotFound, NameTaken, VersionChanged
 from cableway.tree import Tree
 
@@ -158,7 +159,7 @@ def attach(model: Any, tree: Tree) -> None:
         KeyError: the tree has leaves of a part that the model has not.
     """
     with uncollected():
-        found = list(zip(tree._rows(), tree._tensors(), strict=True))
+        found = list(zip(tree._rows(), tensors_of(tree)[1], strict=True))
     leaves = {
         row.path: (tensor, row.kind, bool(row.flags & lib.CW_LEAF_TRANSIENT))
         for row, tensor in found

@@ -75,7 +75,7 @@ def flatten(value: Any) -> list[Leaf]:
     """
     found: list[Leaf] = []
     paths: set[str] = set()
-    for leaf in _walk("", value, 0):
+    for leaf in _walk("", value, 0, set()):
         if leaf.path in paths:
             raise ValueError(
                 f'two arrays have the path "{leaf.path}": keys on the way are joined by "."; rename one'
@@ -87,26 +87,32 @@ def flatten(value: Any) -> list[Leaf]:
     return found
 
 
-def _walk(path: str, value: Any, depth: int) -> Iterator[Leaf]:
+def _walk(path: str, value: Any, depth: int, single: set[type]) -> Iterator[Leaf]:
+    """single: types that were found to be arrays; whether a thing is a dict or a module, its type says."""
     if depth > _DEPTH_MAX:
         raise ValueError(
             f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it'
         )
-    if modules.is_module(value):
-        for name, array, kind, flags in modules.arrays_of(value):
-            yield Leaf(_join(path, name), array, kind, flags)
+    kind = type(value)
+    if kind in single and path:
+        yield Leaf(path, value)
+    elif modules.is_module(value):
+        for name, array, of_module, flags in modules.arrays_of(value):
+            yield Leaf(_join(path, name), array, of_module, flags)
     elif isinstance(value, Mapping):
         for key in value:
-            yield from _walk(_join(path, key), value[key], depth + 1)
-    elif type(value) in (list, tuple) and (not depth or _shape(value) is None):
+            yield from _walk(_join(path, key), value[key], depth + 1, single)
+    elif kind in (list, tuple) and (not depth or _shape(value) is None):
         for number, element in enumerate(value):
-            yield from _walk(_join(path, number), element, depth + 1)
+            yield from _walk(_join(path, number), element, depth + 1, single)
     elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
         for name, element in zip(value._fields, value, strict=True):
-            yield from _walk(_join(path, name), element, depth + 1)
+            yield from _walk(_join(path, name), element, depth + 1, single)
     else:
         if not path:
-            raise TypeError(f"a tree is a dict, a list or a module, not {type(value).__name__}")
+            raise TypeError(f"a tree is a dict, a list or a module, not {kind.__name__}")
+        if kind not in (list, tuple):  # another list may be none
+            single.add(kind)
         yield Leaf(path, value)
 
 

@@ -7,6 +7,9 @@ a multiple of CW_LEAF_ALIGN bytes. So two versions of a model have the same layo
 from __future__ import annotations
 
 import errno
+import operator
+import struct
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +17,13 @@ import numpy as np
 from cableway import array as arrays
 from cableway import client, create
 from cableway._array import copies
-from cableway._core import dtypes, layouts, leases, words
+from cableway._core import dtypes, layouts, leases
 from cableway._core.arguments import json_bytes
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
 from cableway._core.library import check, ffi, lib
-from cableway._cuda import interop
+from cableway._cuda import interop, suballocation
 from cableway._tree.leaves import Leaf
 from cableway.array import Array
 from cableway.device import resolve
@@ -36,6 +39,10 @@ _SMALL = (
 PIECE_BYTES = 64 << 30  # of memory that is allocated at once, unless one leaf is larger
 
 
+# A `cw_leaf` (cableway.h): path, layout, array, offset_bytes, size_bytes, hash, part, alias, kind, flags, reserved.
+_LEAF = struct.Struct(f"=Q{ffi.sizeof('cw_layout')}sQQQQIIII24x")
+assert _LEAF.size == ffi.sizeof("cw_leaf")
+
 _told: set[np.dtype[Any]] = set()  # dtypes that can be shared
 
 
@@ -47,18 +54,90 @@ class Place(NamedTuple):
     layout: Layout
 
 
+class Shared:
+    """What tensors of PyTorch that were met with `copy=False` tell of those that come: a model has hundreds in one piece of memory.
+
+    Where the memory of one is ours, so is that of the next one within the same lease, and its stream has been waited for. So nothing
+    but its address, shape and dtype is asked of it. Of one that is anything but plain (not contiguous, conjugate, of a subclass),
+    all is asked.
+    """
+
+    __slots__ = ("_dtypes", "_last", "_layouts", "_torch", "ordered")
+
+    def __init__(self) -> None:
+        self._torch = sys.modules.get("torch")
+        self._dtypes: dict[Any, np.dtype[Any]] = {}  # by PyTorch's
+        self._layouts: dict[tuple[Any, Any], Layout] = {}  # by shape and PyTorch's dtype
+        self._last: tuple[int, int, Lease, str] | None = None
+        self.ordered = set[tuple[int, int]]()  # see create._of_external
+
+    def _is_plain(self, value: Any) -> bool:
+        torch = self._torch
+        return (
+            torch is not None
+            and type(value) in (torch.Tensor, torch.nn.Parameter)
+            and value.layout is torch.strided
+            and value.is_contiguous()
+            and not value.is_neg()
+            and not value.is_conj()
+        )
+
+    def find(self, value: Any) -> tuple[Place, str] | None:
+        """Where a tensor lies, and on which device, if that follows from those before; else None."""
+        if self._last is None or not self._is_plain(value):
+            return None
+        begin, end, lease, where = self._last
+        try:
+            address = value.data_ptr()
+        except RuntimeError:  # a tensor of torch.func, which has no memory
+            return None
+        dtype = self._dtypes.get(value.dtype)
+        if dtype is None or not begin <= address < end:
+            return None
+        key = value.shape, value.dtype
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = Layout(tuple(value.shape), dtype)
+        if not layout.nbytes or address + layout.nbytes > end:
+            return None
+        return Place(lease, address - begin, layout), where
+
+    def add(self, value: Any, shared: Array) -> None:
+        """Of a value that was looked at whole, and the array of ours that it is."""
+        lease, layout = shared._open_lease(), shared._layout_now()
+        if (
+            type(lease) is not Lease
+            or suballocation.number_of(lease) is not None  # it keeps this tensor alone
+            or not self._is_plain(value)
+            or layout.shape != tuple(value.shape)
+            or layout.dtype.itemsize != value.element_size()
+            or not layout.is_contiguous("C")
+        ):
+            return
+        begin, nbytes = lease.span()
+        self._dtypes[value.dtype] = layout.dtype
+        self._last = begin, begin + nbytes, lease, shared.device
+
+
 class Source:
     """One leaf, before it is copied."""
 
     __slots__ = ("layout", "leaf", "place", "values", "where")
 
     def __init__(
-        self,
-        leaf: Leaf,
-        device: str | None,
-        copy: bool | None,
-        frozen: Any,
-        ordered: set[tuple[int, int]],
+        self, leaf: Leaf, device: str | None, copy: bool | None, frozen: Any, shared: Shared
+    ) -> None:
+        self.place: Place | None = None
+        found = shared.find(leaf.value) if copy is False else None
+        if found is not None and (device is None or device == found[1]):
+            place, self.where = found
+            self.leaf, self.values = leaf, leaf.value
+            self.place, self.layout = place, place.layout
+            return
+        self._look(leaf, device, copy, frozen, shared)
+
+    def _look(
+        self, leaf: Leaf, device: str | None, copy: bool | None, frozen: Any, known: Shared
     ) -> None:
         value = leaf.value.detach() if hasattr(leaf.value, "detach") else leaf.value
         if leases.has_masked(value):
@@ -66,10 +145,10 @@ class Source:
         if isinstance(value, Array) and _is_left(value):
             value = value._exact()
         self.leaf = leaf
-        self.place: Place | None = None
         self.values = value
-        if copy is False and not _is_here(value, device):
-            value = create._shared(value, None, None, "K", False, device, ordered)
+        if copy is False and not _is_here(value, device) and 0 not in getattr(value, "shape", ()):
+            value = create._shared(value, None, None, "K", False, device, known.ordered)
+            known.add(leaf.value, value)
         if isinstance(value, Array):
             self.layout, self.where = value._layout_now(), value.device
             stays = device is None or device == self.where
@@ -101,29 +180,36 @@ class Source:
 
     def key(self, places: dict[int, tuple[int, int]]) -> tuple[Any, ...]:
         """The same for leaves that are one: the object, or the memory and how it is seen. places: of leases met so far."""
-        values = self.leaf.value
+        values, place = self.leaf.value, self.place
+        if place is not None and self.layout.nbytes:
+            gpu, low = _place_of(place.lease, places)
+            return (gpu, low + place.low + self.layout.origin, self.layout.meaning, self.where)
         if isinstance(values, Array):
-            lease = values._open_lease()
-            known = places.get(id(lease))
-            if known is None:
-                known = places[id(lease)] = (lease.gpu, lease.address)
-            if self.layout.nbytes:
-                layout = self.layout  # a dtype's word is no part of NumPy's equality
-                of = layout.shape, layout.strides, layout.dtype, words.word(layout.dtype)
-                return (known[0], known[1] + values._offset, of, self.where)
-            low: Any = None
-        elif isinstance(self.values, np.ndarray):
-            low = (-1, self.values.__array_interface__["data"][0])
+            if not self.layout.nbytes:
+                return (id(values),)
+            gpu, low = _place_of(values._open_lease(), places)
+            return (gpu, low + values._offset, self.layout.meaning, self.where)
+        at: Any
+        if isinstance(self.values, np.ndarray):
+            at = (-1, self.values.__array_interface__["data"][0])
         else:
             told = interop.external_array(self.values)
-            low = (told.gpu, told.address) if told is not None else id(values)
+            at = (told.gpu, told.address) if told is not None else id(values)
         if not self.layout.nbytes:
             return (id(values),)
-        return (low, self.layout.shape, self._steps(), str(self.layout.dtype), self.where)
+        return (at, self.layout.shape, self._steps(), str(self.layout.dtype), self.where)
 
     def _steps(self) -> tuple[int, ...]:
         values = self.values
         return values.strides if isinstance(values, np.ndarray) else self.layout.strides
+
+
+def _place_of(lease: Lease, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Its GPU, and the address of its lowest byte. known: of leases met so far."""
+    found = known.get(id(lease))
+    if found is None:
+        found = known[id(lease)] = (lease.gpu, lease.address)
+    return found
 
 
 def _is_left(value: Array) -> bool:
@@ -188,10 +274,10 @@ def sources_of(
     found: list[Leaf], place: str | None, copy: bool | None, frozen: Any
 ) -> list[Source]:
     """What is known of each leaf before it is copied."""
-    sources, ordered = [], set[tuple[int, int]]()
+    sources, shared = [], Shared()
     for leaf in found:
         try:
-            sources.append(Source(leaf, place, copy, frozen, ordered))
+            sources.append(Source(leaf, place, copy, frozen, shared))
         except (TypeError, ValueError, BufferError) as error:
             raise type(error)(f'"{leaf.path}": {error}') from error
     return sources
@@ -215,12 +301,13 @@ def _part_what_overlaps(sources: list[Source], aliases: list[int], insist: bool)
         ValueError: insist, there are such.
     """
     placed = []
+    places: dict[int, tuple[int, int]] = {}
     for source, alias in zip(sources, aliases, strict=True):
         if source.place is not None and not alias and source.layout.nbytes:
             lease, low, layout = source.place
-            begin = lease.address + low
-            placed.append((lease.gpu, begin, begin + layout.span, source))
-    placed.sort(key=lambda one: one[:3])
+            gpu, address = _place_of(lease, places)
+            placed.append((gpu, address + low, address + low + layout.span, source))
+    placed.sort(key=operator.itemgetter(0, 1, 2))
     before: tuple[int, int, int, Source] | None = None
     for one in placed:
         if before is None or one[0] != before[0] or one[1] >= before[2]:
@@ -324,19 +411,26 @@ def _put(
     if_version: int | None,
     there: str | None,
 ) -> Any:
-    leaves = ffi.new("cw_leaf[]", max(len(sources), 1))
-    kept = []
-    for number, (source, alias) in enumerate(zip(sources, aliases, strict=True)):
-        place = sources[alias - 1].place if alias else source.place
-        layout = (sources[alias - 1] if alias else source).layout if place is None else place.layout
-        path = ffi.new("char[]", source.leaf.path.encode())
-        kept.append(path)
-        leaf = leaves[number]
-        leaf.path, leaf.alias = path, alias
-        leaf.kind, leaf.flags = source.leaf.kind, source.leaf.flags
-        ffi.memmove(ffi.addressof(leaf, "layout"), layout.c, ffi.sizeof("cw_layout"))
+    paths = [source.leaf.path.encode() for source in sources]
+    texts = ffi.new("char[]", b"\0".join(paths))
+    leaves, kept = bytearray(_LEAF.size * len(sources)), []
+    path_at, leaf_at, pointers = int(ffi.cast("uintptr_t", texts)), 0, dict[Lease, int]()
+    for path, source, alias in zip(paths, sources, aliases, strict=True):
+        real = sources[alias - 1] if alias else source
+        place, layout, array, low = real.place, real.layout, 0, 0
         if place is not None:
-            leaf.array, leaf.offset_bytes = place.lease.pointer, place.low
+            lease, low, layout = place
+            array = pointers.get(lease, 0)
+            if not array:
+                array = pointers[lease] = int(ffi.cast("uintptr_t", lease.pointer))
+        kind, marks = source.leaf.kind, source.leaf.flags
+        _LEAF.pack_into(
+            leaves, leaf_at, path_at, layout.c_bytes, array, low, 0, 0, 0, alias, kind, marks
+        )
+        kept.append(layout)
+        path_at += len(path) + 1
+        leaf_at += _LEAF.size
+    given = ffi.cast("cw_leaf *", ffi.from_buffer(leaves))
     cell = ffi.gc(ffi.new("cw_tree **"), lib.cwpy_tree_end)
     wanted = ANY_VERSION if if_version is None else if_version
     connection = client.current()
@@ -345,15 +439,15 @@ def _put(
     while status == -errno.EINTR:  # nothing was done: the signal is served, and it begins anew
         if there is None:
             status = lib.cw_tree_put(
-                pointer, name, leaves, len(sources), about, len(about), flags, wanted, cell
+                pointer, name, given, len(sources), about, len(about), flags, wanted, cell
             )
         else:
             status = lib.cw_tree_put_at(
-                pointer, name, there.encode(), leaves, len(sources), about, len(about), flags, wanted, cell,
+                pointer, name, there.encode(), given, len(sources), about, len(about), flags, wanted, cell,
             )  # fmt: skip
             break  # a signal does not say whether it was done there: as for arrays, the caller is told
     if status == -errno.ESTALE:
         raise VersionChanged(str(from_status(status, ffi.string(lib.cw_error()).decode())))
     check(status)
-    del kept
+    del kept, texts
     return cell

@@ -149,8 +149,17 @@ def from_dlpack(capsule: Any) -> Tensor:
     return Tensor(np.from_dlpack(carrier()))
 
 
+_real: dict[str, types.ModuleType] = {}  # PyTorch itself, where it was imported: it cannot be twice
+
+
+def _hide() -> dict[str, types.ModuleType]:
+    names = [name for name in sys.modules if name.partition(".")[0] == "torch"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
 def install() -> None:
     """`import torch` finds this."""
+    _real.update(_hide())
     torch = types.ModuleType("torch")
     utils, packs, nn = (
         types.ModuleType(f"torch.{name}") for name in ("utils", "utils.dlpack", "nn")
@@ -165,5 +174,6 @@ def install() -> None:
 
 def uninstall() -> None:
     """As before."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
-        del sys.modules[name]
+    _hide()
+    sys.modules.update(_real)
+    _real.clear()

@@ -93,3 +93,117 @@ def test_the_dtypes_of_models_come_back_as_they_were(name: str) -> None:
 def test_a_tensor_of_torchs_own_function_that_needs_grad_is_published() -> None:
     weight = torch.nn.Parameter(torch.ones(3))
     assert cw.put("m", {"w": weight})["w"].numpy().tolist() == [1, 1, 1]
+
+
+def ours(nbytes: int) -> Any:
+    """Bytes of memory of ours as a tensor."""
+    return torch.from_dlpack(cw.empty(nbytes, "u1"))
+
+
+def test_tensors_in_one_piece_of_our_memory_are_put_without_a_copy_whatever_they_are() -> None:
+    whole = ours(1 << 16)
+    plain = whole[:4096].view(torch.float32)
+    tree = cw.put(
+        "m",
+        {
+            "first": plain[:64],
+            "other.dtype": whole[4096:8192].view(torch.bfloat16).view(32, 64),
+            "parameter": torch.nn.Parameter(plain[64:128].view(8, 8), requires_grad=False),
+            "tied": plain[:64],
+            "of.no.bytes": plain[:0],
+            "turned": plain[128:192].view(8, 8).t(),
+            "every.second": plain[256:320:2],
+            "flags": whole[8192:8200].view(torch.bool),
+            "complex": whole[8448:8512].view(torch.complex64),
+            "last": whole[-256:],
+        },
+        copy=False,
+    )
+    begin = whole.data_ptr()
+    plain[:] = torch.arange(1024.0)
+    seen = tree.torch()
+    assert seen["first"].data_ptr() == begin and seen["first"].tolist() == list(range(64))
+    assert seen["tied"] is seen["first"] and tree.ties() == {"tied": "first"}
+    assert seen["other.dtype"].dtype == torch.bfloat16
+    assert seen["other.dtype"].shape == (32, 64) and seen["other.dtype"].data_ptr() == begin + 4096
+    assert torch.equal(seen["parameter"], torch.arange(64.0, 128.0).view(8, 8))
+    assert seen["of.no.bytes"].shape == (0,) and seen["of.no.bytes"].dtype == torch.float32
+    assert seen["turned"].stride() == (1, 8)
+    assert torch.equal(seen["turned"], torch.arange(128.0, 192.0).view(8, 8).t())
+    assert torch.equal(seen["every.second"], torch.arange(256.0, 320.0, 2))
+    assert seen["flags"].dtype == torch.bool and seen["complex"].dtype == torch.complex64
+    assert seen["last"].data_ptr() == begin + (1 << 16) - 256
+    assert list(seen) == list(tree)
+
+
+def test_a_tensor_that_is_not_plain_is_looked_at_whole() -> None:
+    whole = ours(4096).view(torch.complex64)
+    whole[:] = torch.complex(torch.arange(512.0), torch.ones(512))
+    first = whole[:32]
+    tree = cw.put("m", {"a": first, "b": whole[64:96]}, copy=False)
+    assert torch.equal(tree.torch()["b"], whole[64:96])
+    with pytest.raises(Exception, match="b"):
+        cw.put("m", {"a": first, "b": whole[64:96].conj()}, copy=False)
+    with pytest.raises(ValueError, match='"b" and "a" share a part|"a" and "b" share a part'):
+        cw.put("m", {"a": first, "b": whole[16:48]}, copy=False)
+    with pytest.raises(ValueError, match="copy=False"):
+        cw.put("m", {"a": first, "b": torch.zeros(32, dtype=torch.complex64)}, copy=False)
+    assert torch.equal(cw.get("m").torch()["b"], whole[64:96])
+
+
+def test_tensors_of_two_pieces_of_our_memory_in_turn() -> None:
+    pieces = [ours(1 << 14).view(torch.float32) for _ in range(2)]
+    for piece, value in zip(pieces, (1.0, 2.0), strict=True):
+        piece.fill_(value)
+    given = {f"{i}": pieces[i % 2][64 * i : 64 * i + 64] for i in range(40)}
+    tree = cw.put("m", given, copy=False)
+    for path, tensor in tree.torch().items():
+        assert tensor.data_ptr() == given[path].data_ptr() and torch.equal(tensor, given[path])
+
+
+def test_a_subclass_of_tensor_is_looked_at_whole() -> None:
+    class Own(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    whole = ours(4096).view(torch.float32)
+    whole.fill_(3.0)
+    given = {"a": whole[:64], "b": whole[64:128].as_subclass(Own)}
+    tree = cw.put("m", given, copy=False)
+    assert torch.equal(tree.torch()["b"], whole[64:128])
+
+
+def test_dtypes_of_machine_learning_come_back_from_a_tree() -> None:
+    given = {
+        name: torch.arange(16, dtype=torch.uint8).view(getattr(torch, name))
+        for name in (
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2",
+            "float8_e8m0fnu",
+            "float4_e2m1fn_x2",
+        )
+        if hasattr(torch, name)
+    }
+    for name, tensor in cw.put("m", given).torch().items():
+        assert tensor.dtype == given[name].dtype
+        assert torch.equal(tensor.view(torch.uint8), given[name].view(torch.uint8))
+
+
+def test_a_tree_of_thousands_is_the_same_by_each_way() -> None:
+    torch.manual_seed(3)
+    given = {f"layer.{i}": torch.randn(1 + i % 7, 1 + i % 5) for i in range(3000)}
+    tree = cw.put("m", given)
+    seen = cw.get("m").torch()
+    assert list(seen) == list(given)
+    assert all(torch.equal(seen[path], given[path]) for path in given)
+    assert all(tree[path].shape == tuple(given[path].shape) for path in given)
+
+
+def test_tensors_live_longer_than_the_tree() -> None:
+    tree = cw.put("m", {"a": torch.arange(100_000), "b": torch.ones(3)})
+    seen = tree.torch()
+    tree.close()
+    cw.remove("m")
+    del tree
+    cw.put("m", {"a": torch.zeros(100_000), "b": torch.zeros(3)})
+    assert int(seen["a"].sum()) == 4999950000 and seen["b"].tolist() == [1, 1, 1]

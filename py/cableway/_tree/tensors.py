@@ -1,0 +1,69 @@
+"""All leaves of a tree as tensors of PyTorch. Thousands are made, so the loop over them is in C (csrc/dlpack_leaves.c)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cableway import _dlpack, create
+from cableway._array import dlpack
+from cableway._core import dtypes, words
+from cableway._core.leases import Lease, usable
+from cableway._core.library import ffi
+from cableway._cuda import interop
+from cableway._tree import table
+
+if TYPE_CHECKING:
+    from cableway.tree import Tree
+
+__all__ = ["tensors_of"]
+
+
+def tensors_of(tree: Tree) -> tuple[list[str], list[Any]]:
+    """The path of each leaf, and a tensor for it, without a copy; what is tied is one tensor.
+
+    Raises:
+        BufferError: DLPack cannot tell a leaf's dtype or strides.
+    """
+    import torch
+    from torch.utils.dlpack import from_dlpack
+
+    # With a capsule the public function does nothing but call this one.
+    take = getattr(getattr(torch, "_C", None), "_from_dlpack", from_dlpack)
+    tree._pointer()
+    now = tree._described  # keeps what its info points to
+    info = now.info
+    forms, packed = [], []
+    for at, text in table.dtypes_of(info).items():
+        if text in words.PACKED:
+            packed.append(at)
+        row = words.of_text("|u1" if text in words.PACKED else text)
+        if row is None:
+            raise dlpack.unknown(dtypes.decode(text))
+        forms.append((at, row.size_bytes, row.code, row.bits, row.lanes))
+    places = [_place(tree._part(number)) for number in range(info.parts)]
+    index = int(ffi.cast("uintptr_t", info.index))
+    paths, tensors = _dlpack.leaves(index, info.index_bytes, forms, places, take)
+    for number, alias in table.special(info, packed):
+        tensors[number] = (
+            tensors[alias - 1] if alias else _special(tree, number, tensors[number], take)
+        )
+    return paths, tensors
+
+
+def _place(lease: Lease) -> tuple[object, int, tuple[int, int]]:
+    """A part's lease, the address of its lowest byte, and its device as DLPack has it."""
+    usable(lease)
+    return lease, lease.address, dlpack.device_of(lease)
+
+
+def _special(tree: Tree, number: int, tensor: Any, take: Any) -> Any:
+    """What stands for a leaf without bytes, or for one whose dtype is packed, of which tensor has the bytes."""
+    leaf, _keeps = tree._leaf_at(number)
+    layout = tree._layout(leaf)
+    is_packed = words.is_packed(layout.dtype)
+    if not leaf.size_bytes:
+        kind = words.raw(layout.dtype) if is_packed else layout.dtype
+        lease = create.empty(layout.shape, layout.dtype)._open_lease()
+        form = dlpack.form(kind, layout.shape, layout.strides)
+        tensor = take(dlpack.on(lease, lease.address + layout.origin, dlpack.HOST, form))
+    return interop.packed(tensor, layout.dtype) if is_packed else tensor

@@ -29,6 +29,7 @@ def two(broker_folder: Path) -> Iterator[tuple[Node, Node]]:
         yield both
 
 
+@cuda_support.second_gpu
 def test_without_a_device_all_comes_into_host_memory(two: tuple[Node, Node]) -> None:
     run(two[0], """
         t = cw.get("//b/m")

@@ -1,5 +1,6 @@
 """The module of csrc/dlpack.c."""
 
+from collections.abc import Callable
 from typing import Any
 
 def capsule(
@@ -29,7 +30,7 @@ def look(
 def leaves(
     index: int,
     nbytes: int,
-    forms: list[tuple[int, int, int, int, int]],
+    form_of: Callable[[str], tuple[int, int, int, int, bool]],
     places: list[tuple[object, int, tuple[int, int]]],
     take: object,
-) -> tuple[list[str], list[Any]]: ...
+) -> tuple[list[str], list[Any], list[tuple[int, int]]]: ...

@@ -16,6 +16,7 @@ struct form { /* a dtype of the tree */
     uint32_t dtype_at, itemsize;
     uint8_t code, bits;
     uint16_t lanes;
+    int special;
 };
 struct place {       /* a part */
     PyObject *owner; /* borrowed from the caller's list */
@@ -27,6 +28,7 @@ struct leaves {
     const int64_t *numbers;
     const char *text;
     uint32_t count;
+    PyObject *form_of; /* borrowed */
     struct form *forms;
     struct place *places;
     Py_ssize_t form_count, place_count;
@@ -54,23 +56,6 @@ static int index_open(uint64_t address, uint64_t size_bytes, struct leaves *tree
     return -1;
 }
 
-static int forms_read(PyObject *list, struct leaves *tree) {
-    tree->form_count = PyList_Size(list);
-    tree->forms = calloc((size_t)tree->form_count + 1, sizeof *tree->forms);
-    if (!tree->forms) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < tree->form_count; i++) {
-        struct form *form = &tree->forms[i];
-        PyObject *told = PyList_GetItem(list, i);
-        if (!told || !PyArg_ParseTuple(told, "IIbbH", &form->dtype_at, &form->itemsize, &form->code,
-                                       &form->bits, &form->lanes))
-            return -1;
-    }
-    return 0;
-}
-
 static int places_read(PyObject *list, struct leaves *tree) {
     tree->place_count = PyList_Size(list);
     tree->places = calloc((size_t)tree->place_count + 1, sizeof *tree->places);
@@ -90,12 +75,34 @@ static int places_read(PyObject *list, struct leaves *tree) {
     return 0;
 }
 
-static const struct form *form_of(const struct leaves *tree, uint32_t dtype_at) {
-    for (Py_ssize_t i = 0; i < tree->form_count; i++)
-        if (tree->forms[i].dtype_at == dtype_at)
-            return &tree->forms[i];
-    PyErr_SetString(PyExc_ValueError, "a dtype of the tree has no form");
-    return NULL;
+/* Asks for a dtype once, and keeps what was told. NULL with an exception. */
+static const struct form *form_add(struct leaves *tree, const struct cw_index_leaf *leaf) {
+    size_t bytes = (size_t)(tree->form_count + 1) * sizeof *tree->forms;
+    struct form *more = realloc(tree->forms, bytes);
+
+    if (!more) {
+        PyErr_NoMemory();
+        return NULL;
+    }
+    tree->forms = more;
+    struct form *form = &more[tree->form_count];
+    PyObject *told = PyObject_CallFunction(tree->form_of, "s#", tree->text + leaf->dtype_at,
+                                           (Py_ssize_t)leaf->dtype_bytes);
+    int read = told && PyArg_ParseTuple(told, "IbbHp", &form->itemsize, &form->code, &form->bits,
+                                        &form->lanes, &form->special);
+    Py_XDECREF(told);
+    if (!read)
+        return NULL;
+    form->dtype_at = leaf->dtype_at;
+    tree->form_count++;
+    return form;
+}
+
+static const struct form *form_of(struct leaves *tree, const struct cw_index_leaf *leaf) {
+    for (Py_ssize_t i = tree->form_count; i > 0; i--)
+        if (tree->forms[i - 1].dtype_at == leaf->dtype_at)
+            return &tree->forms[i - 1];
+    return form_add(tree, leaf);
 }
 
 /* Shape and strides in elements, as DLPack has them. Returns the bytes from the lowest one to
@@ -125,11 +132,8 @@ static int64_t dims_fill(const struct leaves *tree, const struct cw_index_leaf *
     return origin;
 }
 
-static PyObject *capsule_of(const struct leaves *tree, const struct cw_index_leaf *leaf) {
-    const struct form *form = form_of(tree, leaf->dtype_at);
-
-    if (!form)
-        return NULL;
+static PyObject *capsule_of(const struct leaves *tree, const struct cw_index_leaf *leaf,
+                            const struct form *form) {
     if (leaf->part >= tree->place_count)
         return PyErr_Format(PyExc_ValueError, "the tree's part %u is not there", leaf->part);
     const struct place *place = &tree->places[leaf->part];
@@ -159,11 +163,15 @@ static PyObject *capsule_of(const struct leaves *tree, const struct cw_index_lea
     return dl_wrap(managed, DL_LEGACY, place->owner);
 }
 
-/* A new reference; None of a leaf without bytes. */
-static PyObject *tensor_of(const struct leaves *tree, uint32_t number, PyObject *take,
-                           PyObject *made) {
+/* A new reference; None of a leaf without bytes. *special: Python has something left to do. */
+static PyObject *tensor_of(struct leaves *tree, uint32_t number, PyObject *take, PyObject *made,
+                           int *special) {
     const struct cw_index_leaf *leaf = &tree->leaf[number];
+    const struct form *form = form_of(tree, leaf);
 
+    if (!form)
+        return NULL;
+    *special = form->special || !leaf->size_bytes;
     if (leaf->alias && leaf->alias <= number) {
         PyObject *first = PyList_GetItem(made, leaf->alias - 1);
         Py_XINCREF(first);
@@ -171,19 +179,29 @@ static PyObject *tensor_of(const struct leaves *tree, uint32_t number, PyObject 
     }
     if (!leaf->size_bytes)
         Py_RETURN_NONE;
-    PyObject *capsule = capsule_of(tree, leaf);
+    PyObject *capsule = capsule_of(tree, leaf, form);
     PyObject *tensor = capsule ? PyObject_CallFunctionObjArgs(take, capsule, NULL) : NULL;
     Py_XDECREF(capsule);
     return tensor;
 }
 
-/* Both lists grow together, so that what is there at an error is whole. */
-static int leaves_make(const struct leaves *tree, PyObject *take, PyObject *paths, PyObject *made) {
+static int special_add(PyObject *special, uint32_t number, uint32_t alias) {
+    PyObject *told = Py_BuildValue("II", number, alias);
+    int failed = !told || PyList_Append(special, told);
+
+    Py_XDECREF(told);
+    return failed ? -1 : 0;
+}
+
+static int leaves_make(struct leaves *tree, PyObject *take, PyObject *paths, PyObject *made,
+                       PyObject *special) {
     for (uint32_t number = 0; number < tree->count; number++) {
         const struct cw_index_leaf *leaf = &tree->leaf[number];
+        int is_special = 0;
         PyObject *path = PyUnicode_FromStringAndSize(tree->text + leaf->path_at, leaf->path_bytes);
-        PyObject *tensor = path ? tensor_of(tree, number, take, made) : NULL;
-        int failed = !tensor || PyList_Append(paths, path) || PyList_Append(made, tensor);
+        PyObject *tensor = path ? tensor_of(tree, number, take, made, &is_special) : NULL;
+        int failed = !tensor || PyList_Append(paths, path) || PyList_Append(made, tensor) ||
+                     (is_special && special_add(special, number, leaf->alias));
         Py_XDECREF(path);
         Py_XDECREF(tensor);
         if (failed)
@@ -193,29 +211,34 @@ static int leaves_make(const struct leaves *tree, PyObject *take, PyObject *path
 }
 
 const char dl_leaves_doc[] =
-    "leaves(index, nbytes, forms, places, take)\n--\n\n"
-    "The paths of all leaves of a tree, and what take makes of a DLPack capsule over each: two\n"
-    "lists. None stands for a leaf without bytes; what is tied is one object.\n\n"
-    "index is the address of the tree's, checked, which the caller keeps. forms: of each dtype "
-    "where it stands in the index's text, the\n"
-    "bytes of an element, and DLPack's code, bits and lanes. places: of each part an object that\n"
-    "keeps its memory, the address of its lowest byte, and its device as DLPack has it.";
+    "leaves(index, nbytes, form_of, places, take)\n--\n\n"
+    "The paths of all leaves of a tree, and what take makes of a DLPack capsule over each; and of\n"
+    "special ones number and alias: three lists. None stands for a leaf without bytes, which is\n"
+    "special; what is tied is one object.\n\n"
+    "index is the address of the tree's, checked, which the caller keeps. form_of tells of a "
+    "dtype's\n"
+    "text the bytes of an element, DLPack's code, bits and lanes, and whether it is special; it "
+    "is\n"
+    "asked once for each. places: of each part an object that keeps its memory, the address of "
+    "its\n"
+    "lowest byte, and its device as DLPack has it.";
 
 PyObject *dl_leaves(PyObject *module, PyObject *args) {
-    PyObject *forms, *places, *take, *found = NULL;
+    PyObject *places, *take, *found = NULL;
     struct leaves tree = {0};
     unsigned long long index, size_bytes;
 
     (void)module;
-    if (!PyArg_ParseTuple(args, "KKO!O!O", &index, &size_bytes, &PyList_Type, &forms, &PyList_Type,
-                          &places, &take))
+    if (!PyArg_ParseTuple(args, "KKOO!O", &index, &size_bytes, &tree.form_of, &PyList_Type, &places,
+                          &take))
         return NULL;
-    PyObject *paths = PyList_New(0), *made = PyList_New(0);
-    if (paths && made && !index_open(index, size_bytes, &tree) && !forms_read(forms, &tree) &&
-        !places_read(places, &tree) && !leaves_make(&tree, take, paths, made))
-        found = PyTuple_Pack(2, paths, made);
+    PyObject *paths = PyList_New(0), *made = PyList_New(0), *special = PyList_New(0);
+    if (paths && made && special && !index_open(index, size_bytes, &tree) &&
+        !places_read(places, &tree) && !leaves_make(&tree, take, paths, made, special))
+        found = PyTuple_Pack(3, paths, made, special);
     Py_XDECREF(paths);
     Py_XDECREF(made);
+    Py_XDECREF(special);
     free(tree.forms);
     free(tree.places);
     return found;

@@ -198,6 +198,12 @@ _STATE = {"torch": _torch_state, "cupy": _cupy_state}
 _STREAM = {"torch": _torch_stream, "cupy": _cupy_stream}
 
 
+def _told(seen: _Seen) -> interop.ExternalArray | None:
+    if seen.layout is None:
+        return interop.external_array(seen.alias)
+    return interop.ExternalArray.at(seen.alias, seen.alias.data_ptr(), seen.layout)
+
+
 # ---- what is lent
 
 
@@ -228,7 +234,7 @@ class Lender:
     Args:
         borrow: the libraries' own memory goes as it is: True; False: it is copied; None: PyTorch's goes as it
             is, as with torch.multiprocessing, and CuPy's is copied, as its pickle would be.
-        copy: makes an array of ours with what a library's array without gaps holds; its second argument tells the number of
+        copy: makes an array of ours with what an array without gaps holds; its second argument tells the number of
             the library's current stream on a GPU.
 
     Attributes:
@@ -242,7 +248,9 @@ class Lender:
     def __init__(
         self,
         borrow: bool | None,
-        copy: Callable[[Any, Callable[[int], int]], Array] = lambda obj, _: create.asarray(obj),
+        copy: Callable[[interop.ExternalArray, Callable[[int], int]], Array] = lambda told, _: (
+            create.asarray(told.owner)
+        ),
     ) -> None:
         self.borrow = borrow
         self._copy = copy
@@ -268,12 +276,13 @@ class Lender:
             if library == "torch" and obj.device.type != "cuda":
                 return None
             seen = _SEE[library](module, obj)
-            if seen is None:
+            told = None if seen is None else _told(seen)
+            if seen is None or told is None:
                 return None
-            found = self._lend_new(library, module, obj, seen) if seen.whole else None
+            found = self._lend_new(library, module, obj, seen.how, told) if seen.whole else None
             if found is None:
                 self.copied += 1
-                return self._copy(seen.alias, partial(_STREAM[library], module)), seen.how
+                return self._copy(told, partial(_STREAM[library], module)), seen.how
         self.shared += 1
         return found
 
@@ -288,15 +297,8 @@ class Lender:
         return None
 
     def _lend_new(
-        self, library: str, module: Any, obj: Any, seen: _Seen
+        self, library: str, module: Any, obj: Any, how: Rebuild, told: interop.ExternalArray
     ) -> tuple[Array, Rebuild] | None:
-        told = (
-            interop.external_array(seen.alias)
-            if seen.layout is None
-            else interop.ExternalArray.at(seen.alias, seen.alias.data_ptr(), seen.layout)
-        )
-        if told is None:
-            return None
         stream = _STREAM[library](module, told.gpu)
         for _ in range(2):
             lease, borrowed = self._lease_on(library, told)
@@ -304,7 +306,7 @@ class Lender:
                 return None
             array = arrays.make(lease, told.layout, told.address - lease.address)
             if _behind(array, stream):
-                found = array, seen.how
+                found = array, how
                 _remember(obj, library, told.gpu, borrowed, found)
                 return found
         return None

@@ -132,9 +132,7 @@ class Tensors:
             else external_arrays.Lender(False, self._begin_copy)
         )
 
-    def _begin_copy(self, obj: Any, stream_on: Callable[[int], int]) -> Array:
-        told = interop.external_array(obj)
-        assert told is not None
+    def _begin_copy(self, told: interop.ExternalArray, stream_on: Callable[[int], int]) -> Array:
         made = copies.from_external(Array, told, stream=stream_on(told.gpu))
         self._begun.arrays += (made,)
         return made

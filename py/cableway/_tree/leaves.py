@@ -94,14 +94,16 @@ def _walk(path: str, value: Any, depth: int, single: set[type]) -> Iterator[Leaf
             f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it'
         )
     kind = type(value)
-    if kind in single and path:
-        yield Leaf(path, value)
-    elif modules.is_module(value):
+    if modules.is_module(value):
         for name, array, of_module, flags in modules.arrays_of(value):
             yield Leaf(_join(path, name), array, of_module, flags)
     elif isinstance(value, Mapping):
         for key in value:
-            yield from _walk(_join(path, key), value[key], depth + 1, single)
+            at, element = _join(path, key), value[key]
+            if type(element) in single and depth < _DEPTH_MAX:  # as most are
+                yield Leaf(at, element)
+            else:
+                yield from _walk(at, element, depth + 1, single)
     elif kind in (list, tuple) and (not depth or _shape(value) is None):
         for number, element in enumerate(value):
             yield from _walk(_join(path, number), element, depth + 1, single)
@@ -130,6 +132,8 @@ def _shape(value: Any, within: tuple[int, ...] = ()) -> tuple[int, ...] | None:
 
 
 def _join(path: str, key: Any) -> str:
+    if type(key) is str and key and "\0" not in key:
+        return f"{path}.{key}" if path else key
     where = f'in "{path}"' if path else "at the top"
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         raise TypeError(f"keys of a tree are str or int; {where} stands the key {key!r:.60}")

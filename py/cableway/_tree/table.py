@@ -13,7 +13,7 @@ from cableway._core import dtypes
 from cableway._core.layouts import Layout, contiguous
 from cableway._core.library import ffi
 
-__all__ = ["Row", "dtypes_of", "rows", "special"]
+__all__ = ["Row", "rows"]
 
 _HEAD_BYTES, _PART_BYTES = 128, 64
 _LEAF = np.dtype(
@@ -55,42 +55,16 @@ class Row(NamedTuple):
     hash: int
 
 
-def _open(info: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], bytes]:
-    """Leaves, numbers and text of the index."""
+def rows(info: Any) -> list[Row]:
+    """All leaves of the tree that a `cw_tree_info *` tells of, which stays open meanwhile."""
     raw = memoryview(ffi.buffer(info.index, info.index_bytes))
     _, _, numbers_count, text_bytes = np.frombuffer(raw, "<u4", 4, 48).tolist()
     at = _HEAD_BYTES + info.parts * _PART_BYTES
     leaves = np.frombuffer(raw, _LEAF, info.leaves, at)
     at += leaves.nbytes
-    numbers = np.frombuffer(raw, "<i8", numbers_count, at)
-    at += numbers.nbytes
-    return leaves, numbers, bytes(raw[at : at + text_bytes])
-
-
-def dtypes_of(info: Any) -> dict[int, str]:
-    """The texts of all dtypes of the tree that a `cw_tree_info *` tells of, by where they stand in the index's text."""
-    leaves, _, text = _open(info)
-    places, first = np.unique(leaves["dtype_at"], return_index=True)
-    ends = places + leaves["dtype_bytes"][first]
-    return {
-        at: text[at:end].decode() for at, end in zip(places.tolist(), ends.tolist(), strict=True)
-    }
-
-
-def special(info: Any, packed: list[int]) -> list[tuple[int, int]]:
-    """Number and alias of each leaf without bytes, and of those whose dtype stands at one of the places in packed."""
-    leaves, _, _ = _open(info)
-    found = leaves["nbytes"] == 0
-    if packed:
-        found |= np.isin(leaves["dtype_at"], packed)
-    (numbers,) = np.nonzero(found)
-    return list(zip(numbers.tolist(), leaves["alias"][numbers].tolist(), strict=True))
-
-
-def rows(info: Any) -> list[Row]:
-    """All leaves of the tree that a `cw_tree_info *` tells of, which stays open meanwhile."""
-    leaves, numbered, text = _open(info)
-    numbers = numbered.tolist()
+    numbers = np.frombuffer(raw, "<i8", numbers_count, at).tolist()
+    at += 8 * numbers_count
+    text = bytes(raw[at : at + text_bytes])
     known_dtypes: dict[int, np.dtype[Any]] = {}
     known: dict[Any, Layout] = {}
     found = []

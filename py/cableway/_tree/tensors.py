@@ -10,7 +10,6 @@ from cableway._core import dtypes, words
 from cableway._core.leases import Lease, usable
 from cableway._core.library import ffi
 from cableway._cuda import interop
-from cableway._tree import table
 
 if TYPE_CHECKING:
     from cableway.tree import Tree
@@ -32,22 +31,23 @@ def tensors_of(tree: Tree) -> tuple[list[str], list[Any]]:
     tree._pointer()
     now = tree._described  # keeps what its info points to
     info = now.info
-    forms, packed = [], []
-    for at, text in table.dtypes_of(info).items():
-        if text in words.PACKED:
-            packed.append(at)
-        row = words.of_text("|u1" if text in words.PACKED else text)
-        if row is None:
-            raise dlpack.unknown(dtypes.decode(text))
-        forms.append((at, row.size_bytes, row.code, row.bits, row.lanes))
     places = [_place(tree._part(number)) for number in range(info.parts)]
     index = int(ffi.cast("uintptr_t", info.index))
-    paths, tensors = _dlpack.leaves(index, info.index_bytes, forms, places, take)
-    for number, alias in table.special(info, packed):
+    paths, tensors, special = _dlpack.leaves(index, info.index_bytes, _form, places, take)
+    for number, alias in special:
         tensors[number] = (
             tensors[alias - 1] if alias else _special(tree, number, tensors[number], take)
         )
     return paths, tensors
+
+
+def _form(text: str) -> tuple[int, int, int, int, bool]:
+    """Of a dtype the bytes of an element, DLPack's code, bits and lanes, and whether PyTorch takes it by its bytes alone."""
+    is_packed = text in words.PACKED
+    row = words.of_text("|u1" if is_packed else text)
+    if row is None:
+        raise dlpack.unknown(dtypes.decode(text))
+    return row.size_bytes, row.code, row.bits, row.lanes, is_packed
 
 
 def _place(lease: Lease) -> tuple[object, int, tuple[int, int]]:

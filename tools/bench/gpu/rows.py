@@ -151,6 +151,7 @@ TREE_ATTACH = "a tree's tensors in a process that sees it first, 399 tensors, 16
 TREE_ATTACH_MANY = "a tree's tensors in a process that sees it first, 18,867 tensors, 15.3 GB"
 TREE_TENSORS = "1,000 tensors of a tree that is mapped"
 TREE_PUBLISH = "a tree published from memory of ours, 399 tensors"
+TREE_PUBLISH_AGAIN = f"{TREE_PUBLISH}, again"
 TREE_MEMORY = "GPU memory of 8 processes that have a tree, beyond their contexts and the tree"
 
 
@@ -167,7 +168,8 @@ def targets(two_gpus: bool) -> list[Target]:
     for name, times in ((TREE_ATTACH, 8), (TREE_ATTACH_MANY, 15)):
         found.append(at_least(f"torch IPC by ours: {name}", times, ratio(name, "torch IPC")))
     found.append(at_most(TREE_TENSORS, 2, value(TREE_TENSORS), "ms"))
-    found.append(at_most(TREE_PUBLISH, 5, value(TREE_PUBLISH), "ms"))
+    for what in (TREE_PUBLISH, TREE_PUBLISH_AGAIN):
+        found.append(at_most(what, 5, value(what), "ms"))
     found.append(
         at_most(
             "first sight of a slab, without the descriptor's journey, by the driver's calls",

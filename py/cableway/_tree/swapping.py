@@ -257,7 +257,7 @@ class Swapping:
                     check(lib.cw_mount_map(mount))
                 return False
             self._next = found
-            check(lib.cw_mount_swap(mount, cell[0], _pointer_of(stream)))
+            check_again(lib.cw_mount_swap, mount, cell[0], _pointer_of(stream))
             return True
 
     def _check_swap(self, mount: Any) -> None:
@@ -298,7 +298,7 @@ class Swapping:
             stream: as `unmap` has it.
 
         Raises:
-            ValueError: as `unmap`; or part of the tree shares its memory with other arrays, or the tree is unmapped.
+            ValueError: as `unmap`; or the tree is unmapped.
             LimitExceeded: no host memory. The tree stays mapped.
         """
         if device != "cpu":

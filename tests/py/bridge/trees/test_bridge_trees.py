@@ -151,6 +151,25 @@ def test_a_later_version_brings_what_is_not_here(two: tuple[Node, Node]) -> None
         assert again is not None and again.version == second.version
 
 
+@pytest.mark.parametrize("size", [10, 100_000, LARGE])
+def test_versions_follow_each_other_at_the_same_addresses(
+    two: tuple[Node, Node], size: int
+) -> None:
+    a, b = two
+    with b.here():
+        cw.put("open/swapped", {"w": values_of(size), "b": values_of(7)})
+    with a.here():
+        tree = cw.get("//b/open/swapped", swappable=True)
+        w = tree["w"].numpy()
+    for seed in range(1, 8):
+        with b.here():
+            cw.put("open/swapped", {"w": values_of(size, seed), "b": values_of(7)})
+        with a.here():
+            assert tree.swap(timeout=60) and (w == values_of(size, seed)).all()
+    with a.here():
+        tree.close()
+
+
 def test_waits_for_a_version(two: tuple[Node, Node]) -> None:
     a, b = two
     with b.here():

@@ -44,6 +44,8 @@ def checked(version: int, name: str = "version", least: int = 1) -> int:
     """
     try:
         number = index(version)
+        if isinstance(version, bool):
+            raise TypeError
     except TypeError:
         raise TypeError(
             f"{name} is a whole number, as Tree.version has it, not {version!r}"

@@ -188,7 +188,7 @@ enum cw_array_flags {
     /*
      * cw_array_new: in memory of its own, from 64 KiB on (on a GPU from 1 MiB on; smaller ones lie
      * as without it), so that a tree's part can follow another one of the same size at its
-     * addresses: cw_mount_swap().
+     * addresses: cw_mount_swap() copies those that lie otherwise.
      */
     CW_APART = 2048
 };
@@ -584,8 +584,9 @@ int cw_tree_describe_name(cw_client *client, const char *name, int64_t timeout_n
  */
 typedef struct cw_mount cw_mount;
 enum cw_mount_state { CW_MOUNT_MAPPED = 1, CW_MOUNT_UNMAPPED, CW_MOUNT_PARKED };
-/* Reserves addresses and maps all parts, read-only. The caller owns *out. -EINVAL (memory of
- * another library), -ENODEV, -EDQUOT, -ECONNRESET. */
+/* Reserves addresses and maps all parts, read-only. A part that shares its memory with other arrays
+ * (a small one, one that was put without a copy, some from other nodes) is copied, for this mount
+ * alone: also at a swap. The caller owns *out. -ENODEV, -EDQUOT, -ECONNRESET. */
 int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out);
 /* All of a part, as bytes: an array whose address stays, and whose memory is what is mapped. The
  * caller owns *out, and keeps the addresses by it. -EINVAL (parked). */
@@ -595,12 +596,13 @@ int cw_mount_unmap(cw_mount *mount, void *stream);
 /* Maps it again. Needs no broker. */
 int cw_mount_map(cw_mount *mount);
 /* Maps another version of the same layout in place of what is, or was, mapped, whose leases end.
- * -EBADE: paths, dtypes, shapes or places differ, or a part lies otherwise in its memory, so that
- * addresses would change. -ECONNRESET: the tree, or the mount, is of a broker that has ended. */
+ * -EBADE: paths, dtypes, shapes or places differ, so that addresses would change. -EINTR: a signal
+ * came, and nothing has changed. -ECONNRESET: the tree, or the mount, is of a broker that has
+ * ended. */
 int cw_mount_swap(cw_mount *mount, const cw_tree *tree, void *stream);
 /*
  * Copies what lies on GPUs to host memory and ends the leases on it: the GPU memory is free when
- * nobody else has it. -EINVAL: a part shares memory with others; -EDQUOT: no host memory.
+ * nobody else has it. -EDQUOT: no host memory.
  * unpark: tree, if the version lives still: it is mapped again. NULL: new GPU memory is filled with
  * the copy, of this process alone.
  */

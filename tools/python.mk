@@ -10,7 +10,7 @@ PIP_LOCAL := install -q --disable-pip-version-check --no-deps --no-index --force
 $(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway-python.so.0 $(PROGRAMS) $(VENV)/deps-package.stamp
 	rm -rf $(BUILD)/wheel $(BUILD)/py
 	mkdir -p $(BUILD)/wheel $(BUILD)/py
-	cd py && CABLEWAY_BUILD_DIR=$(abspath $(BUILD)) CC="$(CC)" CFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(abspath $(VPY)) setup.py -q \
+	cd py && CABLEWAY_BUILD_DIR=$(abspath $(BUILD)) CC='$(CC)' CFLAGS='$(SANITIZE)' LDFLAGS='$(SANITIZE)' $(abspath $(VPY)) setup.py -q \
 	    egg_info --egg-base $(abspath $(BUILD))/py build --build-base $(abspath $(BUILD))/py \
 	    bdist_wheel --dist-dir $(abspath $(BUILD))/wheel >$(abspath $(BUILD))/py/build.log 2>&1 || { cat $(abspath $(BUILD))/py/build.log; exit 1; }
 	@touch $@

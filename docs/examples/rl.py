@@ -60,7 +60,7 @@ def train(steps: int) -> tuple[float, float]:
     results, go_on = cw.Queue(2 * PLAYERS), context.Event()
     policy, starts = (
         np.zeros(3),
-        np.random.default_rng(0).uniform((0.5, -0.2), (1.5, 0.2), (8192, 2)),
+        np.random.default_rng(0).uniform((0.5, -0.2), (1.5, 0.2), (256, 2)),
     )
     sums: dict[int, float] = {}  # of each version
 

@@ -10,13 +10,14 @@
 
 #include "ipc/array/allocate.h"
 #include "ipc/array/evict.h"
+#include "ipc/base/name_key.h"
 #include "ipc/client.h"
 #include "ipc/memory/allocator.h"
 #include "ipc/memory/retry.h"
 #include "ipc/memory/slab_cache.h"
 
 #define ASKS_MAX    8u
-#define APART_BYTES (1u << 16) /* smaller arrays never get a slab of their own */
+#define APART_BYTES (1u << 16) /* smaller ones get no slab of their own, unless CW_OWN_SLAB */
 
 struct search { /* for room on a full GPU; zeros at first */
     uint32_t asked;
@@ -48,10 +49,10 @@ static int find_room(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     return found ? found : cw_retry_failed(heap, search->until_ns, sentence);
 }
 
-int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, uint32_t flags,
                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
-    struct cw_allocation allocation = {.apart = apart && size_bytes >= APART_BYTES &&
-                                                size_bytes >= heap->granule_bytes / 2};
+    bool large = size_bytes >= APART_BYTES && size_bytes >= heap->granule_bytes / 2;
+    struct cw_allocation allocation = {.apart = flags & CW_OWN_SLAB || (flags & CW_APART && large)};
     struct search search = {.asked = 0};
     for (;;) {
         int code = cw_heap_take(client, heap, size_bytes, &allocation, slab, block, gen, clean);

@@ -22,10 +22,10 @@
 struct cw_heap;
 struct cw_slab;
 
-/* Carves a block and holds it. apart: in a slab of its own, if it is not small (CW_APART). *clean:
- * it reads as zeros. -EDQUOT, -EINTR, -ECONNRESET, or why an
- * array that was to leave could not. Without client->lock. */
-int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+/* Carves a block and holds it. flags: CW_APART and CW_OWN_SLAB count. *clean: it reads as zeros.
+ * -EDQUOT, -EINTR, -ECONNRESET, or why an array that was to leave could not. Without
+ * client->lock. */
+int cw_allocate(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, uint32_t flags,
                 struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
 
 #endif

@@ -269,7 +269,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     struct cw_shape shape;
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED | CW_APART))
+    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED | CW_APART | CW_OWN_SLAB))
         return cw_fail(-EINVAL,
                        "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE, CW_FILLED "
                        "and CW_APART",
@@ -297,8 +297,7 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     cw_array *array;
     code = cw_heap_of(client, backend, ordinal, &heap);
     if (code == 0)
-        code = cw_allocate(client, heap, shape.span_bytes, flags & CW_APART, &slab, &block, &gen,
-                           &clean);
+        code = cw_allocate(client, heap, shape.span_bytes, flags, &slab, &block, &gen, &clean);
     if (code)
         return cw_context_failure_serve(code);
     code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);

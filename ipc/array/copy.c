@@ -3,15 +3,24 @@
  * and then copies bytes in order with the arrays' other users (copy_bytes.h). Many at once:
  * copy_batch.c.
  *
+ * Invariant
+ *   C1  A copy from or to an array on a GPU is work in order (section.h), on a stream of ours where
+ *       the caller names none and is blocked until it is done. So who writes an array and who reads
+ *       it see all of each other's copy or nothing. What is sealed nobody writes: it is read
+ *       without.
+ *
  * No state of its own. The caller holds leases on the arrays. If this process dies in a copy, the
  * target has some of the bytes.
  */
+#include <stdio.h>
+
 #include "ipc/array/array.h"
 #include "ipc/array/copy_bytes.h"
 #include "ipc/array/first_touch.h"
-#include "ipc/array/mover_copy.h"
 #include "ipc/client.h"
 #include "ipc/cuda/backend.h"
+#include "ipc/order/section.h"
+#include "ipc/order/unpinned.h"
 
 static int check_range(const cw_array *array, uint64_t offset_bytes, uint64_t size_bytes) {
     if (!array)
@@ -31,22 +40,73 @@ static int check_target(const cw_array *array, uint64_t offset_bytes, uint64_t s
     return code;
 }
 
-/* A copy by the mover is put in order by a stream of ours: the target is this process's to write
- * until the mover is done, and if this process dies before, it is known to be incomplete. */
-static int stream_for_mover(const struct cw_copy_end *target, const struct cw_copy_end *source,
-                            void **stream) {
-    enum cw_wish wish = CW_WISH_NONE;
-    struct cw_gpu *gpu;
-    if (target->gpu < 0 || source->gpu < 0 || target->gpu == source->gpu || !target->mapping ||
-        !source->mapping)
-        return 0;
-    int code = cw_route_wish(&wish);
-    if (code || wish != CW_WISH_MOVER)
+/* One copy; an end that is no array of ours is NULL. */
+struct job {
+    cw_array *target, *source;
+    struct cw_copy_end to, from;
+    uint64_t size_bytes;
+};
+
+static cw_client *client_of(const struct job *job) {
+    return (job->target ? job->target : job->source)->client;
+}
+
+static bool is_ordered(const struct job *job) {
+    return (job->target && job->to.gpu >= 0) ||
+           (job->source && job->from.gpu >= 0 && !cw_array_sealed(job->source));
+}
+
+/* Both arrays at once, so that nobody who copies the other way meets half of that. Also by the
+ * mover: the target is this process's to write until that is done. */
+static int copy_on(const struct job *job, void *stream, bool waits) {
+    cw_use uses[2];
+    uint32_t count = 0;
+    cw_work *work;
+    if (job->source && !(waits && cw_array_sealed(job->source)))
+        uses[count++] = (cw_use){.array = job->source};
+    if (job->target)
+        uses[count++] = (cw_use){.array = job->target, .writing = 1};
+    int code = cw_work_begin(uses, count, stream, -1, &work);
+    if (code)
         return code;
-    code = cw_gpu_get(target->gpu, &gpu);
-    if (code == 0)
-        *stream = gpu->copies;
-    return code;
+    code = cw_copy_bytes(client_of(job), &job->to, &job->from, job->size_bytes, stream, false);
+    if (code != -EINTR)
+        return code ? cw_work_fail(work, code) : cw_work_end(work);
+    code = cw_work_end(work); /* the mover had not begun */
+    return code ? code : cw_fail(-EINTR, "a signal came before the copy");
+}
+
+/* The CPU waits first, so that our stream holds nobody else up. */
+static int copy_and_wait(const struct job *job) {
+    char text[CW_DETAIL_MAX];
+    struct cw_gpu *gpu;
+    int code = cw_gpu_get(job->from.gpu >= 0 ? job->from.gpu : job->to.gpu, &gpu);
+    if (code == 0 && job->source)
+        code = cw_unpinned_await(job->source, false, -1);
+    if (code == 0 && job->target)
+        code = cw_unpinned_await(job->target, true, -1);
+    if (code)
+        return code;
+    CUstream stream = job->to.gpu < 0 ? gpu->departures : gpu->copies;
+    code = copy_on(job, stream, true);
+    if (code)
+        snprintf(text, sizeof text, "%s", cw_detail());
+    int waited = cw_stream_wait(gpu->ordinal, stream, 0); /* host memory may go from now on */
+    return code ? cw_fail(code, "%s", text) : waited;
+}
+
+static int copy_unordered(const struct job *job) {
+    int code = job->source ? cw_unpinned_await(job->source, false, -1) : 0;
+    if (code == 0 && job->target)
+        code = cw_unpinned_await(job->target, true, -1);
+    return code ? code
+                : cw_copy_bytes(client_of(job), &job->to, &job->from, job->size_bytes, NULL, false);
+}
+
+static int run(const struct job *job, void *stream) {
+    if (stream)
+        return copy_on(job, stream, false);
+    return job->size_bytes && is_ordered(job) ? copy_and_wait(job) : copy_unordered(job);
 }
 
 static int copy_arrays(cw_array *target, uint64_t target_bytes, cw_array *source,
@@ -56,13 +116,11 @@ static int copy_arrays(cw_array *target, uint64_t target_bytes, cw_array *source
         code = check_range(source, source_bytes, size_bytes);
     if (code)
         return code;
-    const struct cw_copy_end to = cw_copy_end_of(target, target_bytes),
-                             from = cw_copy_end_of(source, source_bytes);
+    const struct job job = {target, source, cw_copy_end_of(target, target_bytes),
+                            cw_copy_end_of(source, source_bytes), size_bytes};
     if (stream == CW_STREAM_OWN)
-        code = cw_copy_own_stream(&to, &stream);
-    if (code == 0 && !stream)
-        code = stream_for_mover(&to, &from, &stream);
-    return code ? code : cw_copy_ordered(target, &to, source, &from, size_bytes, stream);
+        code = cw_copy_own_stream(&job.to, &stream);
+    return code ? code : run(&job, stream);
 }
 
 int cw_array_copy(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
@@ -100,16 +158,19 @@ static int copy_in(cw_array *target, uint64_t target_bytes, const void *source, 
         code = check_gpu(gpu);
     if (code)
         return code;
-    const struct cw_copy_end to = cw_copy_end_of(target, target_bytes);
-    const struct cw_copy_end from = {.bytes = (uint8_t *)(uintptr_t)source, .gpu = gpu};
-    code = cw_copy_begin(target, NULL, stream);
-    if (code)
-        return code;
-    if (to.gpu < 0 && from.gpu < 0 && apart(&to, &from, size_bytes) && cw_fresh_take(target))
+    const struct job job = {target,
+                            NULL,
+                            cw_copy_end_of(target, target_bytes),
+                            {.bytes = (uint8_t *)(uintptr_t)source, .gpu = gpu},
+                            size_bytes};
+    if (job.to.gpu >= 0 || gpu >= 0 || !apart(&job.to, &job.from, size_bytes))
+        return run(&job, stream);
+    code = cw_array_usable(target);
+    if (code == 0 && cw_fresh_take(target))
         cw_fresh_write(target, target_bytes, source, size_bytes);
-    else
-        code = cw_copy_bytes(target->client, &to, &from, size_bytes, stream, false);
-    return cw_copy_finish(target, NULL, stream, code);
+    else if (code == 0)
+        code = run(&job, stream);
+    return code;
 }
 
 int cw_array_copy_in(cw_array *target, uint64_t target_bytes, const void *source, int gpu,
@@ -131,9 +192,12 @@ static int copy_out(cw_array *source, uint64_t source_bytes, void *target, int g
         code = check_gpu(gpu);
     if (code)
         return code;
-    const struct cw_copy_end from = cw_copy_end_of(source, source_bytes);
-    const struct cw_copy_end to = {.bytes = target, .gpu = gpu};
-    return cw_copy_ordered(NULL, &to, source, &from, size_bytes, stream);
+    const struct job job = {NULL,
+                            source,
+                            {.bytes = target, .gpu = gpu},
+                            cw_copy_end_of(source, source_bytes),
+                            size_bytes};
+    return run(&job, stream);
 }
 
 int cw_array_copy_out(cw_array *source, uint64_t source_bytes, void *target, int gpu,

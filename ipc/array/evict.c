@@ -184,7 +184,7 @@ static int take_block(cw_client *client, struct cw_evictable *it) {
     cw_array *array = it->array;
     int code = cw_heap_of(client, &cw_backend_cuda, it->location.gpu, &heap);
     if (code == 0)
-        code = cw_allocate(client, heap, array->size_bytes, false, &slab, &block, &gen, &clean);
+        code = cw_allocate(client, heap, array->size_bytes, 0, &slab, &block, &gen, &clean);
     if (code)
         return code;
     pthread_mutex_lock(&client->lock);

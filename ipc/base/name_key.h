@@ -20,6 +20,9 @@
 /* A tree, also another node's: the bytes of its index, in place of -EISDIR. */
 #define CW_INDEX (1u << 29)
 
+/* A flag for making an array, beside CW_APART: in memory of its own, however small it is. */
+#define CW_OWN_SLAB (1u << 28)
+
 struct cw_name_key {
     uint32_t length;
     char text[CW_KEY_MAX]; /* not terminated */

@@ -86,6 +86,19 @@ static bool may_wait(cw_client *client, struct cw_fences *fences, struct cw_stre
     return room;
 }
 
+bool cw_stream_is_shared(const struct cw_stream *stream) {
+    const struct cw_gpu *gpu = stream->gpu;
+    return stream->handle == gpu->copies || stream->handle == gpu->departures;
+}
+
+/* Is that stamp's section open on a stream of ours, by another thread? Its work is still to come.
+ */
+static bool is_to_come(struct cw_fences *fences, const struct cw_stream *stream, cw_stamp stamp) {
+    const struct cw_section *section =
+        cw_stream_is_shared(stream) ? cw_section_of(fences, cw_stamp_fence(stamp)) : NULL;
+    return section && section->thread != cw_this_thread() && cw_section_stamp(section) == stamp;
+}
+
 bool cw_stream_owns(const struct cw_stream *stream, uint32_t fence) {
     for (const struct cw_section *at = stream->sections; at; at = at->next)
         if (at->number == fence)
@@ -93,8 +106,7 @@ bool cw_stream_owns(const struct cw_stream *stream, uint32_t fence) {
     return false;
 }
 
-/* Is it this thread that would have to end what the stamp stands for? */
-static int check_own_wait(struct cw_fences *fences, cw_stamp stamp) {
+int cw_stream_check_own_wait(struct cw_fences *fences, cw_stamp stamp) {
     const struct cw_section *section = cw_section_of(fences, cw_stamp_fence(stamp));
     if (!section || section->thread != cw_this_thread() || cw_section_stamp(section) != stamp)
         return 0;
@@ -150,7 +162,8 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
     for (;;) {
         struct cw_page_of_fences *page;
         struct cw_fence *fence;
-        if (!stamp || cw_stream_owns(stream, cw_stamp_fence(stamp)))
+        if (!stamp ||
+            (cw_stream_owns(stream, cw_stamp_fence(stamp)) && !is_to_come(fences, stream, stamp)))
             return 0;
         int code = cw_stamp_look(client, fences, stamp);
         if (code)
@@ -162,7 +175,7 @@ int cw_stream_need(cw_client *client, struct cw_fences *fences, struct cw_stream
             break;
         if (taken_back)
             return CW_TAKEN_BACK;
-        code = check_own_wait(fences, stamp);
+        code = cw_stream_check_own_wait(fences, stamp);
         if (code)
             return code;
         pthread_mutex_unlock(&fences->lock);

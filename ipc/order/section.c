@@ -44,9 +44,11 @@ static int judge_turn(const struct waiter *w, cw_stamp turn) {
     if (!turn)
         return TURN_FREE;
     const struct cw_section *holder = cw_section_of(w->fences, cw_stamp_fence(turn));
-    if (holder && w->section && holder->stream == w->section->stream)
+    bool mine = holder && holder->thread == cw_this_thread();
+    if (holder && w->section && holder->stream == w->section->stream &&
+        (mine || !cw_stream_is_shared(holder->stream)))
         return TURN_SAME_STREAM;
-    if (holder && holder->thread == cw_this_thread())
+    if (mine)
         return cw_fail(-EINVAL,
                        "this thread is writing the array on the stream %p, and would wait for "
                        "itself: end that first, or use the same stream",
@@ -97,10 +99,11 @@ static int need(struct waiter *w, cw_stamp stamp, struct cw_order *read_of, unsi
     if (w->section)
         return cw_stream_need(w->client, w->fences, w->section->stream, &w->waits, stamp, read_of,
                               place, &w->deadline);
-    if (!stamp)
-        return 0;
+    int code = stamp ? cw_stream_check_own_wait(w->fences, stamp) : 0;
+    if (!stamp || code)
+        return code;
     pthread_mutex_unlock(&w->fences->lock);
-    int code = cw_stamp_await(w->client, stamp, &w->deadline);
+    code = cw_stamp_await(w->client, stamp, &w->deadline);
     pthread_mutex_lock(&w->fences->lock);
     return code;
 }

@@ -124,6 +124,11 @@ struct cw_waits {
     struct cw_dependency all[CW_DEPENDENCIES_MAX];
 };
 
+/* Is it one of ours on which all threads of this process copy? What one of them has begun there is
+ * to be waited for by the others, since none knows in which order they come. */
+bool cw_stream_is_shared(const struct cw_stream *stream);
+/* -EINVAL: this thread has begun what the stamp stands for, and would wait for itself. */
+int cw_stream_check_own_wait(struct cw_fences *fences, cw_stamp stamp);
 /* Is that fence one of this stream's? Then the stream's own order is enough. */
 bool cw_stream_owns(const struct cw_stream *stream, uint32_t fence);
 /* Forgets what has passed, and notes what died: for its open sections, too. */

@@ -30,6 +30,21 @@ static int find_begin(const cw_array *held, uint64_t *begin_bytes) {
     return 0;
 }
 
+int cw_fixed_has_own_slab(const cw_array *held) {
+    struct cw_slab *slab = held->slab;
+    uint64_t granule, cache, begin;
+    pthread_mutex_lock(&held->client->lock);
+    int code = cw_slab_locate(slab);
+    pthread_mutex_unlock(&held->client->lock);
+    if (code == 0)
+        code = find_begin(held, &begin);
+    if (code == 0)
+        code = slab->backend->device_limits(slab->device, &granule, &cache);
+    return code ? code
+                : !(slab->flags & CW_SLAB_FOREIGN) && begin == 0 &&
+                      slab->size_bytes - held->size_bytes < granule;
+}
+
 static int hold_memory(const struct cw_backend *backend, cw_array *held, int device,
                        uint64_t *memory) {
     cw_client *client = held->client;
@@ -150,11 +165,9 @@ static int check_fit(const struct cw_fixed *fixed, const cw_array *held) {
         return cw_fail(-EBADE, "a part of the new version has another size, or lies on another "
                                "device");
     if (slab->size_bytes != fixed->mapping.size_bytes || begin != fixed->begin_bytes)
-        return cw_fail(-EBADE,
+        return cw_fail(-EPROTO,
                        "a part of %llu bytes begins at byte %llu of %llu bytes of memory, and in "
-                       "the new version at byte %llu of %llu: small parts and arrays that were put "
-                       "with copy=False share memory with others. Put copies, of 64 KiB at least "
-                       "(on a GPU 1 MiB), which get memory of their own",
+                       "the new version at byte %llu of %llu",
                        (unsigned long long)fixed->size_bytes,
                        (unsigned long long)fixed->begin_bytes,
                        (unsigned long long)fixed->mapping.size_bytes, (unsigned long long)begin,
@@ -182,14 +195,6 @@ void cw_next_drop(const struct cw_fixed *fixed, struct cw_next *next) {
         fixed->backend->fixed_drop(next->memory);
     cw_array_close(next->held);
     *next = (struct cw_next){.held = NULL};
-}
-
-bool cw_fixed_is_apart(const struct cw_fixed *fixed) {
-    uint64_t granule, cache;
-    int device = fixed->location.gpu < 0 ? 0 : fixed->location.gpu;
-    return fixed->begin_bytes == 0 &&
-           fixed->backend->device_limits(device, &granule, &cache) == 0 &&
-           fixed->mapping.size_bytes - fixed->size_bytes < granule;
 }
 
 void cw_fixed_adopt(struct cw_fixed *fixed, struct cw_next *next) {

@@ -40,8 +40,9 @@ int cw_fixed_array(struct cw_fixed *fixed, cw_array **out);
 int cw_fixed_prepare(const struct cw_fixed *fixed, struct cw_next *next);
 /* Ends what was prepared, or what was there before. */
 void cw_next_drop(const struct cw_fixed *fixed, struct cw_next *next);
-/* Would a slab that is made for this block alone be like this one? Else it cannot be parked. */
-bool cw_fixed_is_apart(const struct cw_fixed *fixed);
+/* 1: its slab is as one that is made for this block alone (CW_OWN_SLAB), so that any version's may
+ * follow; 0: it is not. Negative: it is not known where it lies. */
+int cw_fixed_has_own_slab(const cw_array *held);
 /* next and what is held change places. client->lock is held. */
 void cw_fixed_adopt(struct cw_fixed *fixed, struct cw_next *next);
 

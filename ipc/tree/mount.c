@@ -31,6 +31,7 @@
 #include "ipc/order/context_failure.h"
 #include "ipc/order/drain.h"
 #include "ipc/tree/fixed.h"
+#include "ipc/tree/own_slab.h"
 #include "ipc/tree/tree.h"
 
 struct cw_mount {
@@ -167,20 +168,6 @@ void cw_mount_close(cw_mount *mount) {
     free(mount);
 }
 
-/* A part whose values change in place cannot be parked, and needs no other addresses. */
-static int open_part(const cw_tree *tree, cw_client *client, uint32_t number, cw_array **out) {
-    int code = cw_tree_part_as(tree, client, number, CW_READONLY | CW_UNMAPPED, out);
-    if (code || cw_array_sealed(*out))
-        return code;
-    cw_array_close(*out);
-    *out = NULL;
-    return cw_fail(-EINVAL,
-                   "version %llu of this tree was put with seal=False (CW_TREE_UNSEALED) "
-                   "and changes in place, so it cannot be swapped: get it without "
-                   "swappable=True, its addresses stay",
-                   (unsigned long long)tree->version);
-}
-
 int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out) {
     if (!tree || !out)
         return cw_needs("a tree and a place for the mount");
@@ -202,7 +189,7 @@ int cw_mount_open(const cw_tree *tree, cw_client *client, cw_mount **out) {
         code = cw_fail(-EDQUOT, "no memory for the addresses of %u parts", parts);
     for (; mount->count < parts && code == 0; mount->count += code == 0) {
         cw_array *held = NULL;
-        code = open_part(tree, client, mount->count, &held);
+        code = cw_part_in_own_slab(tree, client, mount->count, NULL, &held);
         if (code == 0)
             code = cw_fixed_new(client, held, &mount->parts[mount->count]);
         if (code)
@@ -306,11 +293,11 @@ static int say_leaf(const cw_tree *tree, uint32_t part, int code) {
     return code;
 }
 
-/* Of each part what follows: a lease on the tree's, and its memory. */
-static int prepare(cw_mount *mount, const cw_tree *tree) {
+/* Of each part what follows: a lease on the tree's, or on a copy, and its memory. */
+static int prepare(cw_mount *mount, const cw_tree *tree, void *stream) {
     int code = check_layout(mount, tree);
     for (uint32_t i = 0; i < mount->count && code == 0; i++) {
-        code = open_part(tree, mount->client, i, &mount->next[i].held);
+        code = cw_part_in_own_slab(tree, mount->client, i, stream, &mount->next[i].held);
         if (code == 0)
             code = cw_fixed_prepare(mount->parts[i], &mount->next[i]);
         if (code == -EBADE)
@@ -344,7 +331,7 @@ int cw_mount_swap(cw_mount *mount, const cw_tree *tree, void *stream) {
     now = was;
     code = was == CW_MOUNT_PARKED
                ? cw_fail(-EINVAL, "the tree is parked: unpark it, or get the new version by itself")
-               : prepare(mount, tree);
+               : prepare(mount, tree, stream);
     if (code == 0)
         code = follow(mount, tree, stream, was, &now);
     end_change(mount, now);
@@ -354,23 +341,11 @@ int cw_mount_swap(cw_mount *mount, const cw_tree *tree, void *stream) {
 
 /* ---- park, unpark ---- */
 
-static int new_bytes(cw_client *client, const char *device, uint64_t size_bytes, uint32_t flags,
-                     cw_array **out) {
-    int64_t size = (int64_t)size_bytes;
-    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
-    return cw_array_new(client, device, &layout, flags, out);
-}
-
 /* Copies a part to host memory. */
 static int park_part(cw_mount *mount, uint32_t number) {
     struct cw_fixed *part = mount->parts[number];
     cw_array *copy;
-    if (!cw_fixed_is_apart(part))
-        return cw_fail(-EINVAL,
-                       "a part of %llu bytes shares its memory with other arrays, so its address "
-                       "could not be given to new memory: put copies of 1 MiB at least",
-                       (unsigned long long)part->size_bytes);
-    int code = new_bytes(mount->client, "cpu", part->size_bytes, 0, &copy);
+    int code = cw_part_bytes(mount->client, "cpu", part->size_bytes, 0, &copy);
     if (code)
         return code;
     mount->copies[number] = copy;
@@ -431,8 +406,8 @@ static int refill(cw_mount *mount, uint32_t number) {
         next->same = true;
         return 0;
     }
-    int code =
-        new_bytes(mount->client, part->location.name, part->size_bytes, CW_APART, &next->held);
+    int code = cw_part_bytes(mount->client, part->location.name, part->size_bytes, CW_OWN_SLAB,
+                             &next->held);
     if (code) {
         next->held = NULL;
         return code;
@@ -455,7 +430,7 @@ int cw_mount_unpark(cw_mount *mount, const cw_tree *tree) {
             code = cw_fail(-EINVAL, "version %llu is parked, version %llu was given",
                            (unsigned long long)mount->version, (unsigned long long)tree->version);
         else if (tree)
-            code = prepare(mount, tree);
+            code = prepare(mount, tree, NULL);
         for (uint32_t i = 0; !tree && i < mount->count && code == 0; i++)
             code = refill(mount, i);
         if (code == 0)

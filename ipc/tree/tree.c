@@ -363,7 +363,9 @@ int cw_tree_part_as(const cw_tree *tree, cw_client *client, uint32_t part, uint3
         return cw_fail(-EINVAL, "part %u of a tree of %u parts", part, tree->index.head->parts);
     int code = client ? cw_client_usable(client) : cw_needs("a client");
     if (code == 0 && client->instance != tree->client->instance)
-        code = cw_fail(-ESTALE, "the tree belongs to a broker that has ended: put it again");
+        code = cw_fail(
+            -ESTALE, "the tree's broker has ended, and this part of it was not mapped here: get it "
+                     "anew from who has put it again");
     if (code)
         return code;
     const struct cw_index_part *at = &tree->index.parts[part];

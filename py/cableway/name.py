@@ -328,7 +328,8 @@ def _version(
     name: str, version: int | None, device: str | None, timeout: float | None, swappable: bool
 ) -> Tree:
     """A tree that was asked for by its version, or with addresses of its own."""
-    places, end = () if device is None else (device,), math.inf
+    places: tuple[str, ...] = () if device is None else (device,)
+    end = None
     if version is None and timeout != 0:
         end = deadline(timeout)
         tree.wait_after(_checked(name), 0, timeout)
@@ -342,12 +343,12 @@ def _tree_on(
     if _checked(name)[:2] != "//":
         raise ValueError("a list of devices is for a tree of another node; leave device= out")
     places = tuple(resolve(device) for device in devices)
-    end = math.inf if timeout == 0 else deadline(timeout)
+    end = None if timeout == 0 else deadline(timeout)
     while True:
         try:
             return tree.get(name, version, places, end)
         except NameNotFound:
-            if timeout == 0:
+            if end is None:
                 raise
         _wait_until(name, name_bytes(name), end, timeout)
 
@@ -355,10 +356,10 @@ def _tree_on(
 def _tree(name: str, device: str | None, timeout: float | None, readonly: bool) -> Array | Tree:
     """What a name means that meant a tree a moment ago."""
     places: tuple[str, ...] = ()
-    end = math.inf
+    end = None
     if name[:2] == "//":
         places = () if device is None else (device,)
-        end = math.inf if timeout == 0 else deadline(timeout)
+        end = None if timeout == 0 else deadline(timeout)
     try:
         found = tree.get(name, None, places, end)
     except tree.NotATree:  # an array was put there meanwhile

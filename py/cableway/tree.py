@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -268,12 +267,14 @@ class Tree(Updating, Mapping[str, Array]):
 
         Args:
             module: has `named_parameters` and `named_buffers`.
-            strict: whether the tree must have each parameter and buffer of the module, and nothing else.
+            strict: whether the tree must have each parameter and buffer of the module, and nothing else. Buffers that no
+                `state_dict` has (`persistent=False`) may lack where the module has them in memory: they stay as they are.
 
         Returns:
             the module.
 
         Raises:
+            TypeError: module is none.
             KeyError: strict, and the tree or the module lacks paths that the other has.
             ValueError: a shape or a dtype differs.
         """
@@ -371,20 +372,21 @@ def get(
     name: str,
     version: int | None = None,
     devices: tuple[str, ...] = (),
-    end: float = math.inf,
+    end: float | None = None,
     *,
     swappable: bool = False,
 ) -> Tree:
-    """The tree under a name; see `cableway.get`. devices: of another node's; end: the moment by which it must be here."""
+    """The tree under a name; see `cableway.get`. devices: of another node's; end: the moment by which it must be here, and until
+    which it is asked for again (None: once, however long that takes)."""
     wanted = 0 if version is None else checked(version)
     texts = [ffi.new("char[]", device.encode()) for device in devices]
     places, encoded, cell = ffi.new("char *[]", texts), name.encode(), new_cell()
     while True:
-        pointer, left = client.current().pointer, left_ns(end)
+        pointer, left = client.current().pointer, -1 if end is None else left_ns(end)
         status = lib.cw_tree_get_at(pointer, encoded, wanted, places, len(texts), left, cell)
         if status == -errno.ENOTDIR:
             raise NotATree(str(failure(status)))
-        if status != -errno.EINTR and not (end < math.inf and tries_again(status, end)):
+        if status != -errno.EINTR and (end is None or not tries_again(status, end)):
             check(status)
             return make(cell, name, swappable=swappable)
 

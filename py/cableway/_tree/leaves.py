@@ -10,6 +10,7 @@ memory and the same layout are tied: the second is an alias of the first. In a d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from cableway.array import Array
 __all__ = ["Leaf", "flatten", "is_tree"]
 
 _DEPTH_MAX = 64  # of dicts and lists
+_NO_KEY = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and what is no text
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
@@ -91,7 +93,8 @@ def _walk(path: str, value: Any, depth: int, single: set[type]) -> Iterator[Leaf
     """single: types that were found to be arrays; whether a thing is a dict or a module, its type says."""
     if depth > _DEPTH_MAX:
         raise ValueError(
-            f'"{path}" lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it'
+            f'"{path[:60]}..." lies in more than {_DEPTH_MAX} dicts and lists, one in another: flatten it, '
+            "or does one contain itself?"
         )
     kind = type(value)
     if modules.is_module(value):
@@ -137,8 +140,9 @@ def _join(path: str, key: Any) -> str:
     where = f'in "{path}"' if path else "at the top"
     if isinstance(key, bool) or not isinstance(key, (str, int)):
         raise TypeError(f"keys of a tree are str or int; {where} stands the key {key!r:.60}")
-    if key == "" or "\0" in str(key):
+    if key == "" or (isinstance(key, str) and _NO_KEY.search(key)):
         raise ValueError(
-            f"a key of a tree has at least one character, and no NUL; {where} stands the key {key!r:.60}"
+            "a key of a tree has at least one character, no control characters, and no halves of surrogate pairs; "
+            f"{where} stands the key {key!r:.60}"
         )
     return f"{path}.{key}" if path else str(key)

@@ -48,10 +48,7 @@ def arrays_of(module: Any) -> Iterator[tuple[str, Any, int, int]]:
     Raises:
         ValueError: a parameter has no memory yet (it is on the device "meta").
     """
-    transient = set()
-    for prefix, part in _submodules(module):
-        for name in getattr(part, "_non_persistent_buffers_set", ()):
-            transient.add(f"{prefix}.{name}" if prefix else name)
+    transient = _transient(module)
     for path, value in _all(module.named_parameters):
         yield path, _there(path, value), lib.CW_LEAF_PARAMETER, 0
     for path, value in _all(module.named_buffers):
@@ -64,8 +61,21 @@ def arrays_of(module: Any) -> Iterator[tuple[str, Any, int, int]]:
                 yield path, _there(path, value), lib.CW_LEAF_ATTRIBUTE, 0
 
 
+def _transient(module: Any) -> set[str]:
+    """Paths of the buffers that are no part of the module's state."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in _submodules(module)
+        for name in getattr(part, "_non_persistent_buffers_set", ())
+    }
+
+
+def _is_meta(value: Any) -> bool:
+    return bool(getattr(value, "is_meta", False))
+
+
 def _there(path: str, value: Any) -> Any:
-    if getattr(value, "is_meta", False):
+    if _is_meta(value):
         raise ValueError(
             f'"{path}" lies on the device "meta", where there is no memory: load the module first'
         )
@@ -85,15 +95,21 @@ def fill(
     Args:
         module: what is filled; it may lie on the device "meta".
         leaves: tensor and kind by path; what is tied is one object, or there once.
-        strict: whether each parameter and buffer must be there, and nothing else.
+        strict: whether each parameter and buffer must be there, and nothing else. What `state_dict()` leaves out need not be
+            there, if the module has it in memory.
 
     Returns:
         tuple: paths of the module that the tree lacks, and of the tree that the module lacks.
 
     Raises:
+        TypeError: it is no module.
         KeyError: strict, and some are lacking.
         ValueError: a shape or a dtype differs.
     """
+    if not is_module(module):
+        raise TypeError(
+            f"a module of PyTorch is needed, with named_parameters() and named_buffers(), not {type(module).__name__}"
+        )
     parts = dict(_submodules(module))
     own = {
         **{path: ("_parameters", value) for path, value in _all(module.named_parameters)},
@@ -108,12 +124,24 @@ def fill(
         path: path if path in leaves else filled.get(id(value)) if table == "_parameters" else None
         for path, (table, value) in own.items()
     }
-    missing = [path for path, found in source.items() if found is None]
+    transient = _transient(module)
+    missing = [
+        path
+        for path, found in source.items()
+        if found is None and not (path in transient and not _is_meta(own[path][1]))
+    ]
     unexpected = [path for path in leaves if path not in own and path not in attributes]
     if strict and (missing or unexpected):
+        unmade = [path for path in missing if path in transient]
         raise KeyError(
             f"the tree does not fit the module: it lacks {_few(missing)}, and has {_few(unexpected)} beside; "
             "strict=False fills what fits"
+            + (
+                f'. {_few(unmade)}: no state_dict or file has such buffers (persistent=False), and on the device "meta" they '
+                "have no values: make the module elsewhere, or put a module that has them"
+                if unmade
+                else ""
+            )
         )
     found = {path: leaves[leaf][0] for path, leaf in source.items() if leaf is not None}
     for path, tensor in found.items():
@@ -178,7 +206,7 @@ def drop_absent(module: Any, paths: set[str]) -> list[str]:
     for prefix, part in _submodules(module):
         for table in (part._parameters, part._buffers, vars(part)):
             for name, value in list(table.items()):
-                if not (_is_tensor(value) and getattr(value, "is_meta", False)):
+                if not (_is_tensor(value) and _is_meta(value)):
                     continue
                 path = f"{prefix}.{name}" if prefix else name
                 if table is not vars(part) and path not in paths:

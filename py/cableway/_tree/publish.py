@@ -139,7 +139,7 @@ class Source:
     def _look(
         self, leaf: Leaf, device: str | None, copy: bool | None, frozen: Any, known: Shared
     ) -> None:
-        value = leaf.value.detach() if hasattr(leaf.value, "detach") else leaf.value
+        value = _numbers(leaf.value.detach()) if hasattr(leaf.value, "detach") else leaf.value
         if leases.has_masked(value):
             raise TypeError("a masked array's mask would be lost; put array.filled()")
         if isinstance(value, Array) and _is_left(value):
@@ -210,6 +210,30 @@ def _place_of(lease: Lease, known: dict[int, tuple[int, int]]) -> tuple[int, int
     if found is None:
         found = known[id(lease)] = (lease.gpu, lease.address)
     return found
+
+
+def _numbers(tensor: Any) -> Any:
+    """A tensor of PyTorch as numbers in memory; another library's as it is.
+
+    Raises:
+        TypeError: it is sparse, nested or quantized.
+        ValueError: it lies on the device "meta".
+    """
+    torch: Any = sys.modules.get("torch")
+    kind: Any = getattr(torch, "Tensor", None)
+    if kind is None or not isinstance(tensor, kind):
+        return tensor
+    if tensor.is_meta:
+        raise ValueError('it lies on the device "meta", where there is no memory: load it first')
+    if tensor.is_nested:
+        raise TypeError("a nested tensor is no array: put the list that unbind() gives")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of the layout {tensor.layout} is no array: put to_dense() of it")
+    if tensor.is_quantized:
+        raise TypeError(
+            "a quantized tensor's scale would be lost: put int_repr() and the scale, or dequantize()"
+        )
+    return tensor.resolve_conj().resolve_neg()
 
 
 def _is_left(value: Array) -> bool:

@@ -44,6 +44,8 @@ def checked(version: int, name: str = "version", least: int = 1) -> int:
     """
     try:
         number = index(version)
+        if isinstance(version, bool):
+            raise TypeError
     except TypeError:
         raise TypeError(
             f"{name} is a whole number, as Tree.version has it, not {version!r}"
@@ -257,7 +259,7 @@ class Swapping:
                     check(lib.cw_mount_map(mount))
                 return False
             self._next = found
-            check(lib.cw_mount_swap(mount, cell[0], _pointer_of(stream)))
+            check_again(lib.cw_mount_swap, mount, cell[0], _pointer_of(stream))
             return True
 
     def _check_swap(self, mount: Any) -> None:
@@ -298,7 +300,7 @@ class Swapping:
             stream: as `unmap` has it.
 
         Raises:
-            ValueError: as `unmap`; or part of the tree shares its memory with other arrays, or the tree is unmapped.
+            ValueError: as `unmap`; or the tree is unmapped.
             LimitExceeded: no host memory. The tree stays mapped.
         """
         if device != "cpu":

@@ -348,3 +348,58 @@ def test_a_thread_that_would_wait_for_itself_is_told(program):
             else: raise AssertionError
         with w.writing(other_stream, timeout=20): pass
     """)
+
+
+def test_a_copy_without_a_stream_is_read_whole(program):
+    program("""
+        x = cw.put("x", cw.zeros(100_000, "u4", device="cuda:0"))
+        child = other('''if True:
+            x = cw.get("x"); n = 0
+            say()
+            while not os.path.exists("stop"):
+                n += 1
+                x.copy_from(np.full(100_000, n, "u4"))
+        ''')
+        heard(child)
+        for _ in range(500):
+            for got in (x.to("cpu"), x.copy().to("cpu"), cw.zeros(100_000, "u4").copy_from(x)):
+                got = got.numpy()
+                assert (got == got[0]).all(), (got[0], got[-1])
+        touch("stop")
+        ended(child)
+    """)
+
+
+def test_threads_that_copy_without_a_stream_come_one_after_the_other(program):
+    program("""
+        import threading
+        x, y = (cw.zeros(100_000, "u4", device="cuda:0") for _ in range(2))
+        sources = [cw.asarray(np.full(100_000, n, "u4"), device="cuda:0") for n in range(2)]
+        wrong = []
+        def write(n):
+            try:
+                for _ in range(300):
+                    cw.copy([(x, sources[n]), (y, sources[n])])
+                    got = x.copy().to("cpu").numpy()
+                    if (got != got[0]).any(): wrong.append(got)
+            except Exception as error:
+                wrong.append(error)
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(2)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert not wrong, wrong[0]
+        assert (x.to("cpu").numpy() == y.to("cpu").numpy()).all()
+    """)
+
+
+def test_a_copy_into_what_this_thread_is_reading_is_refused(program):
+    program("""
+        x, y = (cw.zeros(1000, "u1", device="cuda:0") for _ in range(2))
+        for begun in (x.reading(), x.reading(Stream()), cw.work(reads=[x])):
+            with begun:
+                for copy in (lambda: x.copy_from(y), lambda: x.copy_from(np.ones(1000, "u1")), lambda: cw.copy([(x, y)])):
+                    try: copy()
+                    except ValueError as error: assert "would wait for itself" in str(error), error
+                    else: raise AssertionError
+                x.to("cpu")
+    """)

@@ -119,6 +119,35 @@ assert tree.swap(stream=stream.handle.value) and holds(tree, 2)
     )
 
 
+def test_a_small_tree_swaps_parks_and_heeds_a_capture(program):
+    program(
+        STATE
+        + """
+def small(value):
+    return {"w": np.full(1000, value, "u1"), "v": np.full(10, value, "f4")}
+
+keeper = cw.put("x", np.ones(100), device="cuda:0")   # in the memory that small arrays share
+cw.put("s", small(1), device="cuda:0")
+tree = cw.get("s", swappable=True)
+w, v, at = tree["w"], tree["v"], low(tree["w"])
+stream, graph = Stream(), ctypes.c_void_p()
+cw.put("s", small(2), device="cuda:0", keep=True).close()
+call("cuStreamBeginCapture_v2", stream.handle, 2)
+refused(ValueError, "is being captured", tree.swap, stream=stream.handle.value)
+call("cuStreamEndCapture", stream.handle, ctypes.byref(graph))
+for value in range(2, 30):
+    cw.put("s", small(value), device="cuda:0").close()
+    assert tree.swap() and low(w) == at
+    fetched = stream.fetch(at)
+    stream.finish()
+    assert (fetched == value).all() and (v.to("cpu").numpy() == value).all()
+    tree.park()
+    tree.unpark()
+    assert (w.to("cpu").numpy() == value).all() and low(w) == at
+"""
+    )
+
+
 def test_a_capture_that_nobody_told_of_refuses_it_too(program):
     program(
         STATE

@@ -102,6 +102,25 @@ def test_a_tree_that_does_not_fit_changes_nothing() -> None:
     assert module._modules["head"]._parameters["weight"].values.tolist() == [[0.0] * 3] * 4  # tied
 
 
+def test_what_no_state_dict_has_stays_as_the_module_made_it() -> None:
+    tree = cw.put("m", nn.Model(3.0).state_dict())  # without scratch, which is not persistent
+    module = nn.Model(0.0)
+    module._modules["head"]._buffers["scratch"].values[:] = 7
+    tree.into(module)
+    assert module._modules["head"]._buffers["scratch"].values.tolist() == [7.0, 7.0]
+    assert module._modules["head"]._parameters["weight"].values.tolist() == [[3.0] * 3] * 4
+    empty = nn.Model(0.0).on_meta()
+    with pytest.raises(KeyError, match='lacks "embed.scratch", "head.scratch".*persistent=False'):
+        tree.into(empty)
+    assert empty._modules["head"]._parameters["weight"].is_meta
+
+
+@pytest.mark.parametrize("module", [None, {}, nn.Model])
+def test_only_a_module_can_be_filled(module: Any) -> None:
+    with pytest.raises(TypeError, match="a module of PyTorch is needed"):
+        cw.put("m", {"w": np.ones(3)}).into(module)
+
+
 def test_a_module_without_memory_is_refused() -> None:
     with pytest.raises(ValueError, match="meta"):
         cw.put("m", nn.Model().on_meta())

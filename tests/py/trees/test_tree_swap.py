@@ -113,19 +113,6 @@ def test_another_layout_is_refused_and_the_old_version_stays(other):
     assert list(tree) == ["w"]
 
 
-def test_small_parts_among_others_are_refused_with_the_remedy():
-    cw.put("m", {"w": np.ones(10)})
-    keeper = cw.put("x", np.ones(3))
-    tree = cw.get("m", swappable=True)
-    cw.put("m", {"w": np.full(10, 2.0)})
-    with pytest.raises(
-        cw.LayoutChanged, match='^leaf "w": a part of .*Put copies, of 64 KiB at least'
-    ):
-        tree.swap()
-    assert tree["w"].numpy()[0] == 1
-    del keeper
-
-
 def test_unmapped_arrays_raise_and_come_back_where_they_were():
     cw.put("m", state(3))
     tree = cw.get("m", swappable=True)

@@ -207,3 +207,25 @@ def test_tensors_live_longer_than_the_tree() -> None:
     del tree
     cw.put("m", {"a": torch.zeros(100_000), "b": torch.zeros(3)})
     assert int(seen["a"].sum()) == 4999950000 and seen["b"].tolist() == [1, 1, 1]
+
+
+def test_what_is_no_array_is_refused_with_its_path_and_the_remedy() -> None:
+    for value, word in (
+        (torch.eye(3).to_sparse(), "to_dense"),
+        (torch.eye(3).to_sparse_csr(), "to_dense"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind"),
+        (torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "dequantize"),
+        (torch.ones(3, dtype=torch.uint8).view(torch.bits8), "bits8|Bits8"),
+    ):
+        with pytest.raises(TypeError, match=f'^"a.b": .*({word})'):
+            cw.put("m", {"a": {"b": value}})
+    with pytest.raises(ValueError, match='^"a.b": it lies on the device "meta"'):
+        cw.put("m", {"a": {"b": torch.ones(3, device="meta")}})
+
+
+def test_conjugate_and_negative_views_have_their_values() -> None:
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    tree = cw.put("m", {"conj": values.conj(), "imag": values.conj().imag, "plain": values})
+    tensors = tree.torch()
+    assert torch.equal(tensors["conj"], values.conj()) and torch.equal(tensors["plain"], values)
+    assert torch.equal(tensors["imag"], values.conj().imag) and tree.ties() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 import subprocess
@@ -16,6 +17,7 @@ from bridge_support import Node
 from conftest import eventually
 
 import cableway as cw
+import cableway.tree
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
@@ -151,6 +153,25 @@ def test_a_later_version_brings_what_is_not_here(two: tuple[Node, Node]) -> None
         assert again is not None and again.version == second.version
 
 
+@pytest.mark.parametrize("size", [10, 100_000, LARGE])
+def test_versions_follow_each_other_at_the_same_addresses(
+    two: tuple[Node, Node], size: int
+) -> None:
+    a, b = two
+    with b.here():
+        cw.put("open/swapped", {"w": values_of(size), "b": values_of(7)})
+    with a.here():
+        tree = cw.get("//b/open/swapped", swappable=True)
+        w = tree["w"].numpy()
+    for seed in range(1, 8):
+        with b.here():
+            cw.put("open/swapped", {"w": values_of(size, seed), "b": values_of(7)})
+        with a.here():
+            assert tree.swap(timeout=60) and (w == values_of(size, seed)).all()
+    with a.here():
+        tree.close()
+
+
 def test_waits_for_a_version(two: tuple[Node, Node]) -> None:
     a, b = two
     with b.here():
@@ -176,6 +197,42 @@ def test_waits_for_a_version(two: tuple[Node, Node]) -> None:
         assert cw.get("//b/open/versions", version=second.version)["x"].numpy()[0] == 1
         with pytest.raises(cw.NameNotFound, match=str(second.version)):
             cw.get("//b/open/versions", version=first.version)
+
+
+@pytest.mark.parametrize("swappable", [False, True])
+@pytest.mark.parametrize("timeout", [None, 60])
+def test_a_bridge_that_went_and_came_is_asked_again(
+    two: tuple[Node, Node],
+    monkeypatch: pytest.MonkeyPatch,
+    timeout: float | None,
+    swappable: bool,
+) -> None:
+    a, b = two
+    asked = []
+
+    class Library:
+        """Its first calls find no bridge."""
+
+        def cw_tree_get_at(self, *arguments: object) -> int:
+            asked.append(arguments)
+            return -errno.EHOSTUNREACH if len(asked) < 3 else lib.cw_tree_get_at(*arguments)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(lib, name)
+
+    lib = cableway.tree.lib
+    with b.here():
+        cw.put("open/again", {"w": np.arange(5)})
+    with a.here():
+        monkeypatch.setattr(cableway.tree, "lib", Library())
+        assert (
+            cw.get("//b/open/again", timeout, swappable=swappable)["w"].numpy() == range(5)
+        ).all()
+        assert len(asked) == 3
+        with pytest.raises(cw.RemoteError):
+            asked.clear()
+            cw.get("//b/open/again", swappable=swappable)
+        assert len(asked) == 1
 
 
 def test_names_say_that_they_are_trees(two: tuple[Node, Node]) -> None:

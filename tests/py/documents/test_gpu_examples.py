@@ -77,3 +77,9 @@ def test_each_has_its_job_file() -> None:
         job = script.with_suffix(".sbatch").read_text()
         assert f"/{script.name}" in job
         assert subprocess.run(["bash", "-n"], input=job, text=True).returncode == 0
+
+
+@on_real_gpus
+def test_players_swap_versions_in_under_captured_graphs() -> None:
+    lacking("torch")
+    assert "versions were swapped in" in run("rl.py", "--versions=20")

@@ -3,15 +3,17 @@
  *
  * A handle with a token stands for a transit lease at the broker: the client makes the token, so
  * that beginning one needs no reply. It begins only those for which the broker has memory already,
- * and says so (broker/memory/transit.h); so none is lost. Opening takes a lease first and ends the
- * transit then: at no moment is the array held by nobody. What a handle says is checked against the
- * slab's table; its slab and block may be anything.
+ * and says so (broker/memory/transit.h); so none is lost. Who opens it takes a lease first and says
+ * so then; the last one's word ends the transit: at no moment is the array held by nobody. What a
+ * handle says is checked against the slab's table; its slab and block may be anything.
  */
 #include "ipc/array/array.h"
 #include "ipc/array/names.h"
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 #include "ipc/request/socket.h"
+
+_Static_assert(CW_OPENERS_MAX == CW_TRANSIT_OPENERS_MAX, "limits");
 
 /* Our row of the monitor page; NULL if the broker shows none. */
 static const struct cw_monitor_client *own_row(cw_client *client) {
@@ -72,30 +74,39 @@ static int more_transits(cw_client *client, uint64_t ready) {
     return transits_ready(client) > ready ? 0 : refuse_transit(client);
 }
 
-/* Others may know of the array from now on, and (transit) the broker holds it for the handle. That
+/* The BEGIN of a transit for so many openers. The caller holds the lock. */
+static int push_begin(cw_client *client, const struct cw_block_ref *ref, int openers) {
+    if (openers == 1)
+        return cw_channel_push(client, CW_OP_TRANSIT_BEGIN, ref, sizeof *ref);
+    const struct cw_transit_share share = {
+        .ref = *ref, .openers = openers == CW_OPENERS_UNKNOWN ? CW_OPENERS_ANY : (uint32_t)openers};
+    return cw_channel_push(client, CW_OP_TRANSIT_SHARE, &share, sizeof share);
+}
+
+/* Others may know of the array from now on, and (openers) the broker holds it for the handle. That
  * must stand in the ring before the handle leaves (or the broker, which reads the rings before it
  * takes a block back, would not see it): -EAGAIN where there is no room. -ENOBUFS: the broker is
  * ready for *ready, and we have used them all. */
-static int begin_transit(cw_array *array, int transit, cw_handle *handle, uint64_t *ready) {
+static int begin_transit(cw_array *array, int openers, cw_handle *handle, uint64_t *ready) {
     cw_client *client = array->client;
     int code = 0;
     pthread_mutex_lock(&client->lock);
-    *ready = transit ? transits_ready(client) : 0;
-    if (transit && client->transits >= *ready) {
+    *ready = openers ? transits_ready(client) : 0;
+    if (openers && client->transits >= *ready) {
         pthread_mutex_unlock(&client->lock);
         return -ENOBUFS;
     }
     struct cw_extent *extent = array->slab->locals[array->block].extent;
     if (extent)
         extent->published = true;
-    if (transit) {
+    if (openers) {
         /* Under the lock: a session's tokens rise in the order of its BEGINs. */
         handle->token = (uint64_t)client->session << 32 | (client->transits + 1);
         struct cw_block_ref ref = {.token = handle->token,
                                    .slab = handle->slab,
                                    .block = handle->block,
                                    .gen = handle->gen};
-        code = cw_channel_push(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        code = push_begin(client, &ref, openers);
         client->transits += code == 0;
         if (extent && code == 0)
             extent->told = true; /* the broker knows of it, and looks when the transit ends */
@@ -104,10 +115,15 @@ static int begin_transit(cw_array *array, int transit, cw_handle *handle, uint64
     return code;
 }
 
-static int export(cw_array *array, int transit, cw_handle *out) {
+static int export(cw_array *array, int openers, cw_handle *out) {
     int code = cw_array_usable(array);
     if (code)
         return code;
+    if (openers < CW_OPENERS_UNKNOWN || openers > CW_OPENERS_MAX)
+        return cw_fail(-EINVAL,
+                       "a handle for %d openers was asked for; it can be for 1 to %d, for 0 while "
+                       "you keep the array, or for CW_OPENERS_UNKNOWN",
+                       openers, CW_OPENERS_MAX);
     if (!out)
         return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
     if (array->cow.base)
@@ -123,7 +139,7 @@ static int export(cw_array *array, int transit, cw_handle *out) {
                         .size_bytes = array->size_bytes};
     struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
     uint64_t ready;
-    while ((code = begin_transit(array, transit, &handle, &ready)) == -EAGAIN || code == -ENOBUFS) {
+    while ((code = begin_transit(array, openers, &handle, &ready)) == -EAGAIN || code == -ENOBUFS) {
         code =
             code == -EAGAIN ? cw_channel_await_room(client, &wait) : more_transits(client, ready);
         if (code)
@@ -134,19 +150,20 @@ static int export(cw_array *array, int transit, cw_handle *out) {
     return code;
 }
 
-int cw_array_export(cw_array *array, int transit, cw_handle *out) {
+int cw_array_export(cw_array *array, int openers, cw_handle *out) {
     int code = cw_array_pin(array); /* once others may know of it, it stays */
     if (code)
         return code;
-    code = export(array, transit, out);
+    code = export(array, openers, out);
     cw_array_unpin(array);
     return code;
 }
 
-static int end_transit(cw_client *client, const cw_handle *handle) {
+/* op: TRANSIT_OPENED or TRANSIT_END */
+static int say(cw_client *client, uint16_t op, const cw_handle *handle) {
     struct cw_block_ref ref = {
         .token = handle->token, .slab = handle->slab, .block = handle->block, .gen = handle->gen};
-    return ref.token ? cw_channel_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
+    return ref.token ? cw_channel_post(client, op, &ref, sizeof ref) : 0;
 }
 
 static int check_handle(cw_client *client, const cw_handle *handle) {
@@ -182,11 +199,16 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
                            copy.size_bytes, &shape, flags, out);
     pthread_mutex_unlock(&client->lock);
     if (code == 0)
-        end_transit(client, &copy); /* a lost broker shows at the next call */
+        say(client, CW_OP_TRANSIT_OPENED, &copy); /* a lost broker shows at the next call */
     return code;
+}
+
+int cw_handle_skip(cw_client *client, const cw_handle *handle) {
+    int code = check_handle(client, handle);
+    return code ? code : say(client, CW_OP_TRANSIT_OPENED, handle);
 }
 
 int cw_handle_discard(cw_client *client, const cw_handle *handle) {
     int code = check_handle(client, handle);
-    return code ? code : end_transit(client, handle);
+    return code ? code : say(client, CW_OP_TRANSIT_END, handle);
 }

@@ -328,6 +328,39 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
 int cw_handle_skip(cw_client *client, const cw_handle *handle);
 /* Ends the broker's hold for a handle, whoever was still to open it. */
 int cw_handle_discard(cw_client *client, const cw_handle *handle);
+
+/* Handles as bytes, for any transport: a fixed form with version and check, no pickle. */
+#define CW_HANDLE_BYTES_MAX   8192
+#define CW_HANDLE_NODE_MAX    64
+#define CW_HANDLE_ADDRESS_MAX 4095
+typedef struct cw_handle_info { /* what a handle says of its maker */
+    uint64_t instance;          /* of the broker */
+    uint64_t made_ns;           /* CLOCK_REALTIME */
+    uint32_t openers;
+    uint32_t flags;     /* CW_READONLY or 0 */
+    char node[65];      /* CW_HANDLE_NODE_MAX and a NUL, as the others */
+    char address[4096]; /* of the broker's socket */
+    char name_space[65];
+} cw_handle_info;
+/*
+ * Writes a handle on the array, or on a part of it (layout and offset_bytes as for cw_array_put()),
+ * to out, which has room for CW_HANDLE_BYTES_MAX bytes. The broker holds the array until
+ * cw_from_handle() has opened it openers times (1 to CW_OPENERS_MAX), whoever dies meanwhile, at
+ * most transit_seconds; the caller may close it at once. Openings are counted, those of one process
+ * as well. flags: CW_READONLY, for who opens it. -EINVAL, -EDQUOT, as cw_array_export().
+ */
+int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes, void *out, uint64_t *size_bytes);
+/*
+ * Opens it: takes a lease, and is one of its openers. flags as for cw_array_open(). -EPROTO: no
+ * handle, a damaged one, or beyond its block. -EXDEV: of another node, or of another broker than
+ * the client's. -ESTALE: the array is gone, since it was opened so often already, or
+ * transit_seconds ran out, or the broker was started again.
+ */
+int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
+                   cw_array **out);
+/* What it says, without opening it. -EPROTO. Needs no broker. */
+int cw_handle_describe(const void *bytes, uint64_t size_bytes, cw_handle_info *out);
 /* Copies host memory into an array at offset_bytes, or out of it, on whatever device it lies.
  * -EINVAL beyond its end. Blocks until it is done; of a GPU array, also until its last write has
  * passed. -ECONNRESET once the broker is gone, though a host array's memory stays mapped. */

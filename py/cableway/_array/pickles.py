@@ -23,7 +23,7 @@ from collections import deque
 from cableway import client
 from cableway._core.library import ffi, lib, when_full
 
-__all__ = ["MOST", "UNKNOWN", "begun"]
+__all__ = ["MOST", "UNKNOWN", "begun", "make_room"]
 
 UNKNOWN = int(lib.CW_OPENERS_UNKNOWN)  # as many openers as a plain pickle has
 MOST = 65_536  # as many transits as one client may have
@@ -55,9 +55,10 @@ def _end(count: int) -> bool:
     return ended
 
 
-def _make_room() -> bool:
+def make_room() -> bool:
+    """Ends the oldest transits of plain pickles; False: there are none."""
     return _end(max(1, min(_END_AT_ONCE, len(_handles) // 2)))
 
 
-when_full(_make_room)
+when_full(make_room)
 os.register_at_fork(after_in_child=_handles.clear)

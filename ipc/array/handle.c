@@ -7,8 +7,14 @@
  * so then; the last one's word ends the transit: at no moment is the array held by nobody. What a
  * handle says is checked against the slab's table; its slab and block may be anything.
  */
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+
 #include "ipc/array/array.h"
 #include "ipc/array/names.h"
+#include "ipc/base/handle_form.h"
+#include "ipc/base/name_key.h"
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 #include "ipc/request/socket.h"
@@ -211,4 +217,111 @@ int cw_handle_skip(cw_client *client, const cw_handle *handle) {
 int cw_handle_discard(cw_client *client, const cw_handle *handle) {
     int code = check_handle(client, handle);
     return code ? code : say(client, CW_OP_TRANSIT_END, handle);
+}
+
+/* ---- as bytes ---- */
+
+static uint64_t realtime_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void node_name(char out[CW_HANDLE_NODE_MAX + 1]) {
+    struct utsname system;
+    const char *name = uname(&system) == 0 ? system.nodename : "";
+    size_t length = strnlen(name, CW_HANDLE_NODE_MAX);
+    memcpy(out, name, length);
+    out[length] = 0;
+}
+
+int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes, void *out, uint64_t *size_bytes) {
+    struct cw_handle_read read = {.info = {.openers = openers, .made_ns = realtime_ns()}};
+    uint64_t low_bytes = 0;
+    int code = cw_array_usable(array);
+    if (code)
+        return code;
+    if (!out || !size_bytes)
+        return cw_fail(-EINVAL, "a place for the handle and its size is needed, NULL was given");
+    if (flags & ~(uint32_t)CW_READONLY)
+        return cw_fail(-EINVAL, "cw_to_handle() takes CW_READONLY or no flags, not %#x", flags);
+    if (openers < 1 || openers > CW_OPENERS_MAX)
+        return cw_fail(-EINVAL, "a handle for %u openers was asked for; it can be for 1 to %d",
+                       openers, CW_OPENERS_MAX);
+    if (strlen(array->client->address) > CW_HANDLE_ADDRESS_MAX)
+        return cw_fail(-EINVAL,
+                       "the broker's address has %zu bytes, a handle has room for %d: use "
+                       "a shorter CABLEWAY_DIR",
+                       strlen(array->client->address), CW_HANDLE_ADDRESS_MAX);
+    code = cw_put_view(array, layout, offset_bytes, &read.shape, &low_bytes);
+    if (code)
+        return code;
+    node_name(read.info.node);
+    strcpy(read.info.address, array->client->address);
+    strcpy(read.info.name_space, array->client->name_space);
+    read.info.flags = flags | (array->readonly ? (uint32_t)CW_READONLY : 0u);
+    code = cw_array_export(array, (int)openers, &read.handle);
+    if (code)
+        return code;
+    read.handle.offset_bytes += low_bytes; /* of that part, and no more */
+    read.handle.size_bytes = read.shape.span_bytes;
+    *size_bytes = cw_handle_encode(&read, out);
+    return 0;
+}
+
+/* Of another broker, or of another run of this one: which, and what to do. */
+static int refuse(cw_client *client, const cw_handle_info *info) {
+    char node[CW_HANDLE_NODE_MAX + 1];
+    node_name(node);
+    if (strcmp(node, info->node) != 0)
+        return cw_fail(-EXDEV,
+                       "this handle is of node \"%s\" (namespace \"%s\"), this process runs on "
+                       "\"%s\": a handle does not leave its node. Give the array a name and get "
+                       "it as //%s/NAME",
+                       info->node, info->name_space, node, info->node);
+    if (strcmp(client->address, info->address) != 0)
+        return cw_fail(-EXDEV,
+                       "this handle is of the broker at %s (namespace \"%s\"), this process uses "
+                       "the one at %s: connect to that one, or set CABLEWAY_DIR alike",
+                       info->address, info->name_space, client->address);
+    return cw_fail(-ESTALE,
+                   "the array behind this handle went with the broker that held it, which was "
+                   "started again at %s since: put the array again and make a new handle",
+                   client->address);
+}
+
+int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
+                   cw_array **out) {
+    struct cw_handle_read read;
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    if (!bytes || !out)
+        return cw_fail(-EINVAL, "a handle and a place for the array are needed, NULL was given");
+    code = cw_handle_decode(bytes, size_bytes, &read);
+    if (code)
+        return code;
+    if (read.info.instance != client->instance)
+        return refuse(client, &read.info);
+    const cw_layout layout = {.ndim = read.shape.ndim,
+                              .itemsize = read.shape.itemsize,
+                              .shape = read.shape.shape,
+                              .strides = read.shape.strides,
+                              .dtype = read.shape.dtype};
+    code = cw_array_open(client, &read.handle, &layout, flags | read.info.flags, out);
+    if (code != -ESTALE)
+        return code;
+    uint64_t now_ns = realtime_ns();
+    /* M1: a number to show, no order is needed. */
+    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_transit_seconds], relaxed);
+    return cw_fail(-ESTALE,
+                   "the array behind this handle (slab %u, block %u) is gone: it was made %.1f s "
+                   "ago for %u %s. The broker keeps it until it was opened so often, at most "
+                   "%llu s (transit_seconds). Say openers=n if more will open it, or keep the "
+                   "array open, or give it a name",
+                   read.handle.slab, read.handle.block,
+                   now_ns > read.info.made_ns ? (double)(now_ns - read.info.made_ns) / 1e9 : 0.0,
+                   read.info.openers, read.info.openers == 1 ? "opener" : "openers",
+                   (unsigned long long)limit);
 }

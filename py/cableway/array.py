@@ -573,9 +573,7 @@ class Array(Values, _dispatch.Fields):
                 caller must keep the array until then.
             openers: how often it is opened; `pickles.UNKNOWN`: nobody knows.
         """
-        return bytes(
-            ffi.buffer(exported(usable(self._open_lease()), openers if transit else 0))
-        )
+        return bytes(ffi.buffer(exported(usable(self._open_lease()), openers if transit else 0)))
 
     def reduce(self, transit: bool = True, openers: int = 1) -> tuple[Any, tuple[Any, ...]]:
         """What `__reduce__` returns; see `handle` for transit and openers."""

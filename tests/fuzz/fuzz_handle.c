@@ -3,10 +3,11 @@
  * describe a layout within the bytes that they name, which encodes to the same bytes again. The
  * check at their end is put right for half of the inputs, so that what is behind it is reached.
  */
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ipc/array/handle_bytes.h"
+#include "ipc/base/handle_form.h"
 #include "ipc/base/hash.h"
 #include "shm/base/error.h"
 

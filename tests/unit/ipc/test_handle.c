@@ -3,7 +3,7 @@
  */
 #include "tests/unit/ipc/client_support.h"
 
-#include "ipc/array/handle_bytes.h"
+#include "ipc/base/handle_form.h"
 #include "ipc/base/hash.h"
 
 static const int64_t COUNT = 5000;

@@ -1,6 +1,6 @@
 /*
- * Handle bytes: a handle in a form for any transport, of a fixed layout, with a version and a
- * check. Never a pickle: whoever reads it checks every field, and the block after that.
+ * The form of a handle as bytes: for any transport, of a fixed layout, with a version and a check.
+ * Never a pickle: whoever reads it checks every field, and the block after that.
  *
  *   struct cw_handle_form, then the texts: node (the host's name), address (of the broker's
  * socket), name_space, then the array's metadata (meta.h), then the XXH3 of all before it. All
@@ -10,8 +10,8 @@
  * forged one can reach are blocks of the broker whose folder is this user's own, of which any
  * process of the user may open all; it cannot be read beyond its block.
  */
-#ifndef CW_IPC_ARRAY_HANDLE_BYTES_H
-#define CW_IPC_ARRAY_HANDLE_BYTES_H
+#ifndef CW_IPC_BASE_HANDLE_FORM_H
+#define CW_IPC_BASE_HANDLE_FORM_H
 
 #include <limits.h>
 #include <stdint.h>
@@ -35,7 +35,7 @@ struct cw_handle_form {
 };
 _Static_assert(sizeof(struct cw_handle_form) == 88, "layout");
 
-/* What handle bytes say, checked as far as that can be done without a broker. */
+/* What such bytes say, checked as far as that can be done without a broker. */
 struct cw_handle_read {
     cw_handle handle;
     struct cw_shape shape;

@@ -1,21 +1,15 @@
 /*
- * Handle bytes: see handle_bytes.h. Pure functions, and the two calls that use them.
- *
- * Who holds the array between cw_to_handle() and the last cw_from_handle() is the broker, by a
- * transit for so many openers (broker/memory/transit.h), whoever dies meanwhile.
+ * The form of a handle as bytes: see handle_form.h. Pure functions.
  */
-#include "ipc/array/handle_bytes.h"
+#include "ipc/base/handle_form.h"
 
-#include <stdlib.h>
+#include <errno.h>
+#include <stdbool.h>
 #include <string.h>
-#include <sys/utsname.h>
-#include <time.h>
 
-#include "ipc/array/array.h"
 #include "ipc/base/hash.h"
 #include "ipc/base/meta.h"
-#include "ipc/base/name_key.h"
-#include "ipc/client.h"
+#include "shm/base/error.h"
 
 #define KIND_ARRAY 1u
 
@@ -28,22 +22,6 @@ _Static_assert(sizeof(((cw_handle_info *)0)->node) == CW_HANDLE_NODE_MAX + 1 &&
                    sizeof(((cw_handle_info *)0)->address) == CW_HANDLE_ADDRESS_MAX + 1 &&
                    sizeof(((cw_handle_info *)0)->name_space) == CW_NAMESPACE_MAX + 1,
                "texts");
-
-static uint64_t realtime_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
-static void node_name(char out[CW_HANDLE_NODE_MAX + 1]) {
-    struct utsname system;
-    const char *name = uname(&system) == 0 ? system.nodename : "";
-    size_t length = strnlen(name, CW_HANDLE_NODE_MAX);
-    memcpy(out, name, length);
-    out[length] = 0;
-}
-
-/* ---- the form ---- */
 
 uint32_t cw_handle_encode(const struct cw_handle_read *read, uint8_t *out) {
     const cw_handle_info *info = &read->info;
@@ -136,99 +114,6 @@ int cw_handle_decode(const void *bytes, uint64_t size, struct cw_handle_read *ou
         !take_text(&at, form.name_space_bytes, CW_NAMESPACE_MAX, out->info.name_space))
         return cw_fail(-EPROTO, "malformed handle: a text in it is none, or too long");
     return cw_meta_decode(at, form.meta_bytes, form.handle.size_bytes, &out->shape);
-}
-
-/* ---- with a broker ---- */
-
-int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_layout *layout,
-                 uint64_t offset_bytes, void *out, uint64_t *size_bytes) {
-    struct cw_handle_read read = {.info = {.openers = openers, .made_ns = realtime_ns()}};
-    uint64_t low_bytes = 0;
-    int code = cw_array_usable(array);
-    if (code)
-        return code;
-    if (!out || !size_bytes)
-        return cw_fail(-EINVAL, "a place for the handle and its size is needed, NULL was given");
-    if (flags & ~(uint32_t)CW_READONLY)
-        return cw_fail(-EINVAL, "cw_to_handle() takes CW_READONLY or no flags, not %#x", flags);
-    if (openers < 1 || openers > CW_OPENERS_MAX)
-        return cw_fail(-EINVAL, "a handle for %u openers was asked for; it can be for 1 to %d",
-                       openers, CW_OPENERS_MAX);
-    if (strlen(array->client->address) > CW_HANDLE_ADDRESS_MAX)
-        return cw_fail(-EINVAL,
-                       "the broker's address has %zu bytes, a handle has room for %d: use "
-                       "a shorter CABLEWAY_DIR",
-                       strlen(array->client->address), CW_HANDLE_ADDRESS_MAX);
-    code = cw_put_view(array, layout, offset_bytes, &read.shape, &low_bytes);
-    if (code)
-        return code;
-    node_name(read.info.node);
-    strcpy(read.info.address, array->client->address);
-    strcpy(read.info.name_space, array->client->name_space);
-    read.info.flags = flags | (array->readonly ? (uint32_t)CW_READONLY : 0u);
-    code = cw_array_export(array, (int)openers, &read.handle);
-    if (code)
-        return code;
-    read.handle.offset_bytes += low_bytes; /* of that part, and no more */
-    read.handle.size_bytes = read.shape.span_bytes;
-    *size_bytes = cw_handle_encode(&read, out);
-    return 0;
-}
-
-/* Of another broker, or of another run of this one: which, and what to do. */
-static int refuse(cw_client *client, const cw_handle_info *info) {
-    char node[CW_HANDLE_NODE_MAX + 1];
-    node_name(node);
-    if (strcmp(node, info->node) != 0)
-        return cw_fail(-EXDEV,
-                       "this handle is of node \"%s\" (namespace \"%s\"), this process runs on "
-                       "\"%s\": a handle does not leave its node. Give the array a name and get "
-                       "it as //%s/NAME",
-                       info->node, info->name_space, node, info->node);
-    if (strcmp(client->address, info->address) != 0)
-        return cw_fail(-EXDEV,
-                       "this handle is of the broker at %s (namespace \"%s\"), this process uses "
-                       "the one at %s: connect to that one, or set CABLEWAY_DIR alike",
-                       info->address, info->name_space, client->address);
-    return cw_fail(-ESTALE,
-                   "the array behind this handle went with the broker that held it, which was "
-                   "started again at %s since: put the array again and make a new handle",
-                   client->address);
-}
-
-int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
-                   cw_array **out) {
-    struct cw_handle_read read;
-    int code = cw_client_usable(client);
-    if (code)
-        return code;
-    if (!bytes || !out)
-        return cw_fail(-EINVAL, "a handle and a place for the array are needed, NULL was given");
-    code = cw_handle_decode(bytes, size_bytes, &read);
-    if (code)
-        return code;
-    if (read.info.instance != client->instance)
-        return refuse(client, &read.info);
-    const cw_layout layout = {.ndim = read.shape.ndim,
-                              .itemsize = read.shape.itemsize,
-                              .shape = read.shape.shape,
-                              .strides = read.shape.strides,
-                              .dtype = read.shape.dtype};
-    code = cw_array_open(client, &read.handle, &layout, flags | read.info.flags, out);
-    if (code != -ESTALE)
-        return code;
-    uint64_t now_ns = realtime_ns();
-    /* M1: a number to show, no order is needed. */
-    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_transit_seconds], relaxed);
-    return cw_fail(-ESTALE,
-                   "the array behind this handle (slab %u, block %u) is gone: it was made %.1f s "
-                   "ago for %u %s. The broker keeps it until it was opened so often, at most "
-                   "%llu s (transit_seconds). Say openers=n if more will open it, or keep the "
-                   "array open, or give it a name",
-                   read.handle.slab, read.handle.block,
-                   now_ns > read.info.made_ns ? (double)(now_ns - read.info.made_ns) / 1e9 : 0.0,
-                   read.info.openers, read.info.openers == 1 ? "opener" : "openers",
-                   (unsigned long long)limit);
 }
 
 int cw_handle_describe(const void *bytes, uint64_t size_bytes, cw_handle_info *out) {

@@ -42,7 +42,7 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 3u
+#define CW_PROTOCOL_VERSION 4u
 #define CW_HELLO_MAGIC      0x6361626c65776179ull /* "cableway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u

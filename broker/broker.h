@@ -100,12 +100,15 @@ struct cwd_broker {
     uint64_t gpu_bytes, gpu_orphan_bytes; /* of GPU memory, as it was declared */
     uint64_t fds;                         /* descriptors held for clients: see cwd_fds_held() */
 
-    struct cwd_reclaim reclaim;        /* reclaim.c */
-    uint64_t kept_names;               /* names.c: with CW_ENTRY_KEEP */
-    struct cwd_transit *transits;      /* transit.c: by token */
-    struct cwd_transit *transit_floor; /* of no session: the table is never empty */
-    uint32_t transits_ready;           /* of all sessions: what they may still begin */
-    struct cwd_transit *transit_first; /* in the order of their limits */
+    struct cwd_reclaim reclaim;          /* reclaim.c */
+    uint64_t kept_names;                 /* names.c: with CW_ENTRY_KEEP */
+    struct cwd_transit *transits;        /* transit.c: by token */
+    struct cwd_transit *transit_floor;   /* of no session: the table is never empty */
+    uint32_t transits_ready;             /* of all sessions: what they may still begin */
+    struct cwd_transit *transit_first;   /* in the order of their limits */
+    struct cwd_transit *transit_soon;    /* the same of those that live for pickle_seconds */
+    struct cwd_transit *transits_opened; /* and may be opened again, the longest opened one first */
+    uint64_t transits_opened_bytes;
     struct cwd_transit *transits_kept; /* those that end with a session */
     struct cwd_anchor *anchors;        /* to what some are tied, by block */
     struct cwd_early_end *early_ends;  /* by token */

@@ -309,17 +309,58 @@ int cw_array_inherited(const cw_array *array);
 /* In a forked child: takes a lease of the child's own client on an inherited array. The mapping
  * stays. -ESTALE. */
 int cw_array_renew(cw_array *array, cw_client *client);
+#define CW_OPENERS_MAX     65536 /* processes, or openings, for which one handle is made */
+#define CW_OPENERS_UNKNOWN -1
 /*
- * A handle for another process. transit 1: the broker holds the array until the handle is first
- * opened or transit_seconds ran out; 0: the caller keeps its own lease until the other side has
- * opened it.
+ * A handle for other processes. openers 1 to CW_OPENERS_MAX: the broker holds the array until the
+ * handle was opened so often, or transit_seconds ran out. CW_OPENERS_UNKNOWN: until transit_seconds
+ * ran out, or pickle_seconds after another client than this one first opened it; earlier where
+ * memory is short, or where what stays so is more than max_pickle_bytes. 0: the caller keeps its
+ * own lease until the other side has opened it. -EINVAL: another number. -EDQUOT: a handle more
+ * than max_client_transits. It asks the broker only where that is behind.
  */
-int cw_array_export(cw_array *array, int transit, cw_handle *out);
-/* Opens a handle: takes a lease and ends the transit. layout is how to see the bytes. -ESTALE. */
+int cw_array_export(cw_array *array, int openers, cw_handle *out);
+/* Opens a handle: takes a lease, and is one of its openers. layout is how to see the bytes.
+ * -ESTALE. */
 int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *layout,
                   uint32_t flags, cw_array **out);
-/* Ends a transit that will never be opened. */
+/* Is one of its openers, who need not open it. */
+int cw_handle_skip(cw_client *client, const cw_handle *handle);
+/* Ends the broker's hold for a handle, whoever was still to open it. */
 int cw_handle_discard(cw_client *client, const cw_handle *handle);
+
+/* Handles as bytes, for any transport: a fixed form with version and check, no pickle. */
+#define CW_HANDLE_BYTES_MAX   8192
+#define CW_HANDLE_NODE_MAX    64
+#define CW_HANDLE_ADDRESS_MAX 4095
+typedef struct cw_handle_info { /* what a handle says of its maker */
+    uint64_t instance;          /* of the broker */
+    uint64_t made_ns;           /* CLOCK_REALTIME */
+    uint32_t openers;
+    uint32_t flags;     /* CW_READONLY or 0 */
+    char node[65];      /* CW_HANDLE_NODE_MAX and a NUL, as the others */
+    char address[4096]; /* of the broker's socket */
+    char name_space[65];
+} cw_handle_info;
+/*
+ * Writes a handle on the array, or on a part of it (layout and offset_bytes as for cw_array_put()),
+ * to out, which has room for CW_HANDLE_BYTES_MAX bytes. The broker holds the array until
+ * cw_from_handle() has opened it openers times (1 to CW_OPENERS_MAX), whoever dies meanwhile, at
+ * most transit_seconds; the caller may close it at once. Openings are counted, those of one process
+ * as well. flags: CW_READONLY, for who opens it. -EINVAL, -EDQUOT, as cw_array_export().
+ */
+int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes, void *out, uint64_t *size_bytes);
+/*
+ * Opens it: takes a lease, and is one of its openers. flags as for cw_array_open(). -EPROTO: no
+ * handle, a damaged one, or beyond its block. -EXDEV: of another node, or of another broker than
+ * the client's. -ESTALE: the array is gone, since it was opened so often already, or
+ * transit_seconds ran out, or the broker was started again.
+ */
+int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
+                   cw_array **out);
+/* What it says, without opening it. -EPROTO. Needs no broker. */
+int cw_handle_describe(const void *bytes, uint64_t size_bytes, cw_handle_info *out);
 /* Copies host memory into an array at offset_bytes, or out of it, on whatever device it lies.
  * -EINVAL beyond its end. Blocks until it is done; of a GPU array, also until its last write has
  * passed. -ECONNRESET once the broker is gone, though a host array's memory stays mapped. */
@@ -555,7 +596,7 @@ int cw_tree_find(const cw_tree *tree, const char *path, uint32_t *number);
  * this process), -EPROTO, -ECONNRESET. */
 int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array **out);
 /* A handle on the tree for another process, as cw_array_export(); and who opens it. */
-int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out);
+int cw_tree_export(const cw_tree *tree, int openers, cw_handle *out);
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out);
 /* The same tree without a lease: its leaves and metadata can be looked at, and nothing is held.
  * Handles, names and parts of it are -ESTALE. The caller owns *out. */

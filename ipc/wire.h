@@ -42,7 +42,7 @@
 
 #include <stdint.h>
 
-#define CW_PROTOCOL_VERSION 3u
+#define CW_PROTOCOL_VERSION 4u
 #define CW_HELLO_MAGIC      0x6361626c65776179ull /* "cableway" */
 #define CW_MESSAGE_MAX      8192u                 /* bytes of any message, header included */
 #define CW_OP_REPLY         0x8000u
@@ -73,7 +73,7 @@ enum cw_op {
     CW_OP_CANCEL, /* ends a WAIT, CLAIM, COPY or MOVER_NEXT: that replies -ECANCELED unless already
                      answered, or begun by the mover; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
-    CW_OP_TRANSIT_END,   /* no reply */
+    CW_OP_TRANSIT_END,   /* no reply: it ends, whoever was still to open it */
     CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,
                    ended */
     CW_OP_SLAB_CLOSE, /* no reply: the owner gives up a slab, all of whose blocks are free */
@@ -107,14 +107,17 @@ enum cw_op {
                           nothing */
     CW_OP_PUT_TREE,    /* PUT of an anchor, if the name means the version that is said. reply: the
                           version that it is now */
-    CW_OP_FIND_VERSION, /* reply: where a version lies that was put as a tree, or -ENOENT */
-    CW_OP_WAIT_AFTER,   /* WAIT until the name means a later version */
-    CW_OP_CLAIM,        /* to be the one who loads what the name is to mean: replies 0 at once, or
-                           -EAGAIN when somebody else's claim is over, or the name means a later
-                           version: look again */
-    CW_OP_RELEASE,      /* no reply: a claim of the caller's is over */
-    CW_OP_NEXT_VERSION, /* reply: of the versions of a name, or of all whose key begins so, the
-                           earliest one after that which is said, or -ENOENT */
+    CW_OP_FIND_VERSION,   /* reply: where a version lies that was put as a tree, or -ENOENT */
+    CW_OP_WAIT_AFTER,     /* WAIT until the name means a later version */
+    CW_OP_CLAIM,          /* to be the one who loads what the name is to mean: replies 0 at once, or
+                             -EAGAIN when somebody else's claim is over, or the name means a later
+                             version: look again */
+    CW_OP_RELEASE,        /* no reply: a claim of the caller's is over */
+    CW_OP_NEXT_VERSION,   /* reply: of the versions of a name, or of all whose key begins so, the
+                             earliest one after that which is said, or -ENOENT */
+    CW_OP_TRANSIT_SHARE,  /* no reply: TRANSIT_BEGIN of a handle that several open */
+    CW_OP_TRANSIT_OPENED, /* no reply: one of those opened it, and has a lease by now. The last one
+                             ends it */
 };
 
 struct cw_message {
@@ -219,12 +222,19 @@ struct cw_claim {   /* CLAIM, RELEASE; then key_bytes of key */
 struct cw_cancel {
     uint64_t id; /* of the WAIT */
 };
-struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END (of this block; slab 0: of any), DROP,
-                         HOLDERS,
+struct cw_block_ref { /* TRANSIT_BEGIN (token), TRANSIT_END and TRANSIT_OPENED (of this block; slab
+                         0: of any), DROP, HOLDERS,
                          TRANSIT_ANCHOR (token of the transit, the block to which it is tied) */
     uint64_t token;   /* session << 32 | counter of that session; 0 where none */
     uint32_t slab, block;
     uint64_t gen;
+};
+#define CW_OPENERS_ANY         0u /* nobody knows how many */
+#define CW_TRANSIT_OPENERS_MAX 65536u
+struct cw_transit_share { /* TRANSIT_SHARE body */
+    struct cw_block_ref ref;
+    uint32_t openers; /* 1 to CW_TRANSIT_OPENERS_MAX, or CW_OPENERS_ANY */
+    uint32_t reserved;
 };
 struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uint32_t each */
     uint32_t holders; /* clients that hold a lease on it */

@@ -77,6 +77,8 @@ DEFAULTS = [
     ),
     ("docs/guide/troubleshooting.md", r"after (\d+) s \(`transit_seconds`", "transit_seconds"),
     ("docs/guide/installing.md", r"each for (\d+) s", "transit_seconds"),
+    ("docs/guide/installing.md", r"array stays for (\d+) s more", "pickle_seconds"),
+    ("docs/guide/troubleshooting.md", r"for (\d+) s more \(`pickle_seconds`", "pickle_seconds"),
     ("docs/guide/installing.md", r"latest ([\d,]+) pickles", "max_client_transits"),
 ]
 

@@ -74,7 +74,7 @@ if ! grep -q "Apache License" "$folder"/venv/lib/python*/site-packages/cableway-
     exit 1
 fi
 # The broker that ran came from the wheel.
-pid=$(cut -d' ' -f1 "$dir"/cablewayd-v3*.lock)
+pid=$(cut -d' ' -f1 "$dir"/cablewayd-v4*.lock)
 case $(readlink "/proc/$pid/exe") in
 "$folder"/venv/*) ;;
 *)

@@ -18,6 +18,11 @@ $(RAW_WHEEL): $(PY_SRC) $(BUILD)/libcableway-python.so.0 $(PROGRAMS) $(VENV)/dep
 $(PACKAGE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
 	$(PIP) $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
+# The systems of docs/examples/coming-from, for each Python that is here, with this wheel.
+COMING_FROM := $(BUILD)/coming-from/made.stamp
+$(COMING_FROM): $(RAW_WHEEL) $(wildcard tools/requirements/coming-from*.txt) tools/coming_from.sh
+	sh tools/coming_from.sh $(BUILD)
+	@touch $@
 $(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
 	$(PIP) $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
 	@touch $@

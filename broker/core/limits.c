@@ -38,6 +38,8 @@ static const struct {
     [CW_LIMIT_max_client_jobs] = {1, 4096},
     [CW_LIMIT_max_client_unread] = {1, 200},
     [CW_LIMIT_transit_seconds] = {1, 366ull * 86400},
+    [CW_LIMIT_pickle_seconds] = {0, 366ull * 86400},
+    [CW_LIMIT_max_pickle_bytes] = {0, INT64_MAX},
     [CW_LIMIT_names_linger_seconds] = {0, 366ull * 86400},
 };
 

@@ -278,8 +278,10 @@ static bool note_begins(struct cwd_reclaim *r, struct cwd_session *session) {
     while (cw_ring_look_on(&ahead, &type, &record, &length) == 1 &&
            ahead.head - first < CW_CHANNEL_BYTES) {
         struct cw_block_ref ref;
-        if (type != CW_OP_TRANSIT_BEGIN || length != sizeof(struct cw_message) + sizeof ref)
-            continue;
+        if (!(type == CW_OP_TRANSIT_BEGIN && length == sizeof(struct cw_message) + sizeof ref) &&
+            !(type == CW_OP_TRANSIT_SHARE &&
+              length == sizeof(struct cw_message) + sizeof(struct cw_transit_share)))
+            continue; /* a share begins with a reference */
         memcpy(&ref, (const uint8_t *)record + sizeof(struct cw_message), sizeof ref);
         if (r->begun_count == r->begun_room) {
             uint32_t room = r->begun_room ? r->begun_room * 2 : 64;

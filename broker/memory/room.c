@@ -9,6 +9,7 @@
 #include "broker/memory/slabs.h"
 #include "broker/names/names.h"
 #include "broker/memory/reclaim.h"
+#include "broker/memory/transit.h"
 #include "broker/session/session.h"
 #include "shm/blocks/block.h"
 
@@ -79,7 +80,8 @@ void cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct
         out->slabs++;
     }
     if (out->size_bytes < wish->size_bytes && !out->unsettled &&
-        cwd_names_end_unused(b, wish->size_bytes - out->size_bytes) > 0) {
+        (cwd_transits_end_opened(b) > 0 ||
+         cwd_names_end_unused(b, wish->size_bytes - out->size_bytes) > 0)) {
         out->turn = b->turn; /* their blocks are to be looked at */
         out->unsettled = 1;
     }

@@ -1,23 +1,25 @@
 /*
- * Transits: see transit.h. The loop's thread owns them. All have the same length of life, and one
- * that lives on goes to the end of the list: its order is the order of the limits.
+ * Transits: see transit.h. The loop's thread owns them. They have one of two lengths of life, and
+ * stand in a list for each; one that lives on goes to the end of its list. So the order of both
+ * lists is the order of the limits.
  */
 #include "broker/memory/transit.h"
 
 #include <stdlib.h>
 
 #include "broker/broker.h"
+#include "broker/memory/early_ends.h"
 #include "broker/memory/slabs.h"
 #include "broker/memory/holds.h"
 #include "broker/core/monitor.h"
 #include "broker/roles/mover.h"
 #include "broker/session/session.h"
 
-#define READY             64u /* so many can a session begin before the broker has read any */
-#define READY_AT_FIRST    8u  /* the same of one that never began any */
-#define EARLY_ENDS_MAX    (1u << 16)
-#define EARLY_PER_SESSION 4096u
-#define SLICE             1024u /* that end in one turn by their limit, or with what they are tied to */
+#define READY           64u   /* so many can a session begin before the broker has read any */
+#define READY_AT_FIRST  8u    /* the same of one that never began any */
+#define SLICE           1024u /* that end in one turn by their limit, or with what they are tied to */
+#define OPENED_LEAST_NS 1000000000 /* that an opened pickle stays, however many bytes there are */
+#define OPENED_SLICE    64u        /* of them that end when one more is opened */
 
 struct anchor_key {
     uint32_t slab, block;
@@ -32,11 +34,16 @@ struct cwd_transit {
     struct cwd_anchor
         *anchor; /* of that block; NULL: there was no memory, and only its limit looks */
     int64_t limit_ns;
+    uint32_t openers;      /* openings that are still to come, or CW_OPENERS_ANY */
+    bool is_soon;          /* it is in transit_soon, not in transit_first */
+    int64_t opened_ns;     /* of CW_OPENERS_ANY, when it was first opened; 0: it was not */
+    uint64_t size_bytes;   /* of its block, if it was */
     uint32_t keeper;       /* the session that it ends with; 0: none */
     struct cwd_hold *hold; /* while it is ready for a BEGIN: for its reference; then NULL */
     struct cwd_transit *prev, *next;           /* by limit; of those that are ready, next alone */
     struct cwd_transit *kept_prev, *kept_next; /* in transits_kept, if it has a keeper */
     struct cwd_transit *tied_prev, *tied_next; /* in anchor->tied, if it has one */
+    struct cwd_transit *opened_prev, *opened_next; /* in transits_opened, if opened_ns */
     UT_hash_handle hh;
 };
 
@@ -44,14 +51,6 @@ struct cwd_transit {
 struct cwd_anchor {
     struct anchor_key key;
     struct cwd_transit *tied;
-    UT_hash_handle hh;
-};
-
-struct cwd_early_end {
-    uint64_t token;
-    uint64_t turn; /* in which it came: its BEGIN stood in the beginner's ring by then */
-    uint32_t sender;
-    struct cw_block_ref ref;
     UT_hash_handle hh;
 };
 
@@ -127,20 +126,6 @@ void cwd_transits_ready(struct cwd_broker *b, struct cwd_session *session) {
 
 /* ---- life ---- */
 
-static struct cwd_early_end *early_find(struct cwd_broker *b, uint64_t token) {
-    struct cwd_early_end *early;
-    HASH_FIND(hh, b->early_ends, &token, sizeof token, early);
-    return early;
-}
-
-static void early_free(struct cwd_broker *b, struct cwd_early_end *early) {
-    struct cwd_session *sender = cwd_session_find(b, early->sender);
-    if (sender)
-        sender->early_ends--;
-    HASH_DEL(b->early_ends, early);
-    free(early);
-}
-
 static struct cwd_anchor *anchor_find(struct cwd_broker *b, uint32_t slab, uint32_t block,
                                       uint64_t gen) {
     struct anchor_key key = {slab, block, gen};
@@ -186,11 +171,20 @@ static void tie(struct cwd_broker *b, struct cwd_transit *transit, const struct 
         DL_APPEND2(anchor->tied, transit, tied_prev, tied_next);
 }
 
+/* Out of the list of its length of life. */
+static void unlist(struct cwd_broker *b, struct cwd_transit *transit) {
+    if (transit->is_soon)
+        DL_DELETE(b->transit_soon, transit);
+    else
+        DL_DELETE(b->transit_first, transit);
+    transit->is_soon = false;
+}
+
 /* Its limit is over; cwd_transits_expire() ends it. */
 static void expire(struct cwd_broker *b, struct cwd_transit *transit) {
     untie(b, transit);
+    unlist(b, transit);
     transit->limit_ns = 0;
-    DL_DELETE(b->transit_first, transit);
     DL_PREPEND(b->transit_first, transit);
 }
 
@@ -202,25 +196,57 @@ static void transit_free(struct cwd_broker *b, struct cwd_transit *transit) {
         session->changed = true;
     }
     HASH_DEL(b->transits, transit);
-    DL_DELETE(b->transit_first, transit);
+    unlist(b, transit);
+    if (transit->opened_ns) {
+        DL_DELETE2(b->transits_opened, transit, opened_prev, opened_next);
+        b->transits_opened_bytes -= transit->size_bytes;
+    }
     if (transit->keeper)
         DL_DELETE2(b->transits_kept, transit, kept_prev, kept_next);
     cwd_ref_drop(b, transit->ref.slab, transit->ref.block, transit->ref.gen);
     free(transit);
 }
 
-/* Does this END speak of that block? Slab 0: it knows the token alone. */
-static bool ends_block(const struct cw_block_ref *end, const struct cw_block_ref *begin) {
-    return end->slab == 0 ||
-           (end->slab == begin->slab && end->block == begin->block && end->gen == begin->gen);
+/* As its table says, which its maker can write to: no more than its slab has. */
+static uint64_t block_bytes(struct cwd_broker *b, const struct cw_block_ref *ref) {
+    struct cwd_slab *slab = cwd_slab_find(b, ref->slab);
+    if (!slab || ref->block >= slab->capacity)
+        return 0;
+    /* B13: a number to weigh it by; one that a client damaged ends pickles earlier, or later. */
+    uint64_t bytes = CW_LOAD(B13, &slab->table->blocks[ref->block].length_bytes, relaxed);
+    return bytes < slab->info.size_bytes ? bytes : slab->info.size_bytes;
 }
 
-/* An END came before this BEGIN. Did it mean this one? A BEGIN stands in its ring before the handle
- * leaves: so once that ring was read as far as it was filled when the END came, the END was of a
- * token that nobody had handed out, and says nothing of who gets that number later. */
-static bool ended_early(const struct cwd_session *beginner, const struct cwd_early_end *early,
-                        const struct cw_block_ref *ref) {
-    return beginner->read_through <= early->turn && ends_block(&early->ref, ref);
+/* It was opened, and stays for others who may come; its_maker: by whoever began it. */
+static void stays_opened(struct cwd_broker *b, struct cwd_transit *transit, bool its_maker) {
+    if (!transit->opened_ns) {
+        transit->opened_ns = b->now_ns;
+        transit->size_bytes = block_bytes(b, &transit->ref);
+        b->transits_opened_bytes += transit->size_bytes;
+        DL_APPEND2(b->transits_opened, transit, opened_prev, opened_next);
+        for (uint32_t i = 0;
+             i < OPENED_SLICE && b->transits_opened_bytes > CWD_LIMIT(b, max_pickle_bytes) &&
+             b->now_ns - b->transits_opened->opened_ns > OPENED_LEAST_NS;
+             i++) {
+            transit_free(b, b->transits_opened);
+            CWD_COUNT(b, transits_ended);
+        }
+    }
+    if (its_maker || transit->is_soon)
+        return;
+    unlist(b, transit);
+    transit->limit_ns = b->now_ns + (int64_t)CWD_LIMIT(b, pickle_seconds) * 1000000000;
+    transit->is_soon = true;
+    DL_APPEND(b->transit_soon, transit);
+}
+
+uint32_t cwd_transits_end_opened(struct cwd_broker *b) {
+    uint32_t count = 0;
+    for (; b->transits_opened && count < SLICE; count++) {
+        transit_free(b, b->transits_opened);
+        CWD_COUNT(b, transits_ended);
+    }
+    return count;
 }
 
 /* NULL: the session was promised no more, or the block is gone. */
@@ -244,17 +270,15 @@ static struct cwd_transit *transit_make(struct cwd_broker *b, struct cwd_session
     return transit;
 }
 
-static int begin(struct cwd_broker *b, struct cwd_session *session,
-                 const struct cw_block_ref *ref) {
+static int begin(struct cwd_broker *b, struct cwd_session *session, const struct cw_block_ref *ref,
+                 uint32_t openers) {
     if (token_session(ref->token) != session->id || transit_find(b, ref->token))
         return cw_fail(-EPROTO, "a transit began with a token that is another's or in use");
-    struct cwd_early_end *early = early_find(b, ref->token);
     if ((uint32_t)ref->token > session->last_transit)
         session->last_transit = (uint32_t)ref->token;
-    bool ended = early && ended_early(session, early, ref);
-    if (early)
-        early_free(b, early);
-    if (ended) { /* before we knew that it began */
+    uint32_t openings = cwd_early_take(b, session, ref);
+    if (openings == CWD_EARLY_ALL || (openers != CW_OPENERS_ANY && openings >= openers)) {
+        /* It ended before we knew that it began. */
         CWD_COUNT(b, transits_begun);
         CWD_COUNT(b, transits_ended);
         cwd_reclaim_suspect(b, ref->slab, ref->block);
@@ -274,44 +298,45 @@ static int begin(struct cwd_broker *b, struct cwd_session *session,
     session->transits++;
     session->changed = true;
     CWD_COUNT(b, transits_begun);
+    if (openers != CW_OPENERS_ANY)
+        transit->openers = openers - openings;
+    else if (openings > 0)
+        stays_opened(b, transit, false);
     return 0;
 }
 
 int cwd_transit_begin(struct cwd_broker *b, struct cwd_session *session,
-                      const struct cw_block_ref *ref) {
-    int code = begin(b, session, ref);
+                      const struct cw_block_ref *ref, uint32_t openers) {
+    int code = begin(b, session, ref, openers);
     if (code == 0)
         cwd_transits_ready(b, session);
     return code;
 }
 
-void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session,
-                     const struct cw_block_ref *ref) {
-    uint64_t token = ref->token;
-    struct cwd_transit *transit = transit_find(b, token);
-    if (transit) {
-        if (!ends_block(ref, &transit->ref))
-            return; /* a token that is not of this handle */
+void cwd_transit_opened(struct cwd_broker *b, struct cwd_session *session,
+                        const struct cw_block_ref *ref) {
+    struct cwd_transit *transit = transit_find(b, ref->token);
+    if (!transit)
+        cwd_early_note(b, session, ref, 1);
+    else if (!cwd_ref_means(ref, &transit->ref))
+        return; /* a token that is not of this handle */
+    else if (transit->openers == CW_OPENERS_ANY)
+        stays_opened(b, transit, token_session(ref->token) == session->id);
+    else if (--transit->openers == 0) {
         transit_free(b, transit);
         CWD_COUNT(b, transits_ended);
-        return;
     }
-    struct cwd_session *beginner = cwd_session_find(b, token_session(token));
-    if (!beginner || beginner->state != CWD_OPEN || (uint32_t)token <= beginner->last_transit)
-        return; /* it ended before, by its limit or by another opening */
-    if (early_find(b, token) || session->early_ends >= EARLY_PER_SESSION ||
-        HASH_COUNT(b->early_ends) >= EARLY_ENDS_MAX)
-        return; /* the limit ends it, later */
-    struct cwd_early_end *early = calloc(1, sizeof *early);
-    if (!early)
-        return; /* as well */
-    *early =
-        (struct cwd_early_end){.token = token, .turn = b->turn, .sender = session->id, .ref = *ref};
-    HASH_ADD(hh, b->early_ends, token, sizeof early->token, early);
-    if (CWD_ADDED(early))
-        session->early_ends++;
-    else
-        free(early);
+}
+
+void cwd_transit_end(struct cwd_broker *b, struct cwd_session *session,
+                     const struct cw_block_ref *ref) {
+    struct cwd_transit *transit = transit_find(b, ref->token);
+    if (!transit) {
+        cwd_early_note(b, session, ref, CWD_EARLY_ALL);
+    } else if (cwd_ref_means(ref, &transit->ref)) {
+        transit_free(b, transit);
+        CWD_COUNT(b, transits_ended);
+    }
 }
 
 static bool is_alive(struct cwd_broker *b, const struct anchor_key *key) {
@@ -346,12 +371,18 @@ void cwd_transit_keep(struct cwd_broker *b, uint64_t token, struct cwd_session *
         transit->keeper = client->id;
 }
 
+/* The one whose limit comes next. */
+static struct cwd_transit *next_due(struct cwd_broker *b) {
+    struct cwd_transit *first = b->transit_first, *soon = b->transit_soon;
+    return !soon || (first && first->limit_ns <= soon->limit_ns) ? first : soon;
+}
+
 void cwd_transits_expire(struct cwd_broker *b) {
     for (uint32_t i = 0; i < SLICE && cwd_transits_due(b) <= b->now_ns; i++) {
-        struct cwd_transit *transit = b->transit_first;
+        struct cwd_transit *transit = next_due(b);
         if (transit->is_tied && is_alive(b, &transit->to)) {
+            unlist(b, transit);
             transit->limit_ns = b->now_ns + transit_life_ns(b);
-            DL_DELETE(b->transit_first, transit);
             DL_APPEND(b->transit_first, transit);
             continue;
         }
@@ -361,11 +392,11 @@ void cwd_transits_expire(struct cwd_broker *b) {
 }
 
 int64_t cwd_transits_due(struct cwd_broker *b) {
-    return b->transit_first ? b->transit_first->limit_ns : INT64_MAX;
+    struct cwd_transit *next = next_due(b);
+    return next ? next->limit_ns : INT64_MAX;
 }
 
 void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
-    struct cwd_early_end *early, *next;
     struct cwd_transit *kept, *following, *ready;
     while ((ready = ready_take(b, session)))
         ready_free(ready);
@@ -375,16 +406,7 @@ void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
             CWD_COUNT(b, transits_ended);
         }
     }
-    HASH_ITER(hh, b->early_ends, early, next) {
-        if (token_session(early->token) == session->id)
-            early_free(b, early);
-        else if (early->sender != session->id)
-            continue;
-        else if (HASH_COUNT(b->early_ends) > EARLY_ENDS_MAX / 2)
-            early_free(b, early); /* who sends and dies again and again does not fill the table */
-        else
-            early->sender = 0; /* its BEGIN is still on its way, and else would have no end */
-    }
+    cwd_early_forget(b, session);
 }
 
 uint32_t cwd_transit_count(struct cwd_broker *b) {
@@ -392,12 +414,11 @@ uint32_t cwd_transit_count(struct cwd_broker *b) {
 }
 
 void cwd_transits_deinit(struct cwd_broker *b) {
-    struct cwd_early_end *early, *next;
     while (b->transit_first)
         transit_free(b, b->transit_first);
-    HASH_ITER(hh, b->early_ends, early, next) {
-        early_free(b, early);
-    }
+    while (b->transit_soon)
+        transit_free(b, b->transit_soon);
+    cwd_early_deinit(b);
     if (b->transit_floor)
         HASH_DEL(b->transits, b->transit_floor);
     free(b->transit_floor);

@@ -15,6 +15,20 @@
  * the end of memory is reached, and the export of the handle fails. If the client dies, the
  * transits that it had begun have their memory; the rest of the reserve ends with its session.
  *
+ * A transit may be for several openers. Each says OPENED once it has its lease, and the last one's
+ * ends the transit; an END ends it whoever is still to come. One that dies between its lease and
+ * its OPENED, or never comes, leaves the transit to its limit. Openings are counted, not openers: a
+ * process that opens twice counts twice, since two processes may as well have one session's number
+ * after the other.
+ *
+ * Of a plain pickle nobody knows how many will open it (CW_OPENERS_ANY): a queue has one reader, a
+ * broadcast has many, and the sender may have let go. So it does not end with its first opening,
+ * but pickle_seconds after the first by another session than its maker's. What was opened and stays
+ * for others is worth max_pickle_bytes at most: what was first opened more than OPENED_LEAST_NS ago
+ * ends earlier where it is more, the longest opened first, and all of it ends where somebody is
+ * about to be refused memory (room.c). That its maker opens it itself starts no clock, since in a
+ * broadcast the root does so at once, and the others come when they come.
+ *
  * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
  * At its limit it then lives on for as long again if the anchor is alive, whichever process died
  * meanwhile. When the anchor is freed, it ends, whatever its limit: nobody can take an item from a
@@ -45,7 +59,12 @@ void cwd_transits_ready(struct cwd_broker *broker, struct cwd_session *session);
  * it may, a block that is gone) does not, and returns 0: the handle is then stale for who opens it.
  */
 int cwd_transit_begin(struct cwd_broker *broker, struct cwd_session *session,
-                      const struct cw_block_ref *ref);
+                      const struct cw_block_ref *ref, uint32_t openers);
+/* The session has opened what ref names, as one of those for whom the transit of ref's token is. */
+void cwd_transit_opened(struct cwd_broker *broker, struct cwd_session *session,
+                        const struct cw_block_ref *ref);
+/* Ends all that were opened and stay for others who may come. How many. */
+uint32_t cwd_transits_end_opened(struct cwd_broker *broker);
 /* The transit of ref's token ends, if it is one of ref's block (slab 0: of any). */
 void cwd_transit_end(struct cwd_broker *broker, struct cwd_session *session,
                      const struct cw_block_ref *ref);
@@ -56,7 +75,7 @@ void cwd_transit_anchor(struct cwd_broker *broker, struct cwd_session *session,
 void cwd_transit_keep(struct cwd_broker *broker, uint64_t token, struct cwd_session *client);
 /* This block is free now: what is tied to it ends at the next cwd_transits_expire(). */
 void cwd_transits_untie(struct cwd_broker *broker, uint32_t slab, uint32_t block, uint64_t gen);
-/* Ends those past their limit, but for those whose anchor is alive; so many in a turn. */
+/* Ends those past their limits, but for those whose anchor is alive; so many in a turn. */
 void cwd_transits_expire(struct cwd_broker *broker);
 /* When cwd_transits_expire() is to be called next; INT64_MAX: there are none. */
 int64_t cwd_transits_due(struct cwd_broker *broker);

@@ -24,6 +24,7 @@ struct request { /* our own copy */
         struct cw_wait_after wait_after;
         struct cw_cancel cancel;
         struct cw_block_ref ref;
+        struct cw_transit_share share;
         struct cw_blocks blocks;
         struct cw_slab_request slab;
         struct cw_room room;

@@ -25,6 +25,7 @@
 #include "broker/session/request_form.h"
 #include "broker/memory/room.h"
 #include "broker/session/session.h"
+#include "broker/session/transit_requests.h"
 #include "broker/memory/transit.h"
 #include "broker/names/waits.h"
 
@@ -107,26 +108,6 @@ static int serve_cancel(struct cwd_broker *b, struct cwd_session *s, struct requ
     cwd_job_cancel(b, s, r->body.cancel.id);
     cwd_mover_cancel(b, s, r->body.cancel.id);
     cwd_remote_cancel(b, s, r->body.cancel.id);
-    return 0;
-}
-
-static int serve_transit_begin(struct cwd_broker *b, struct cwd_session *s, struct request *r,
-                               struct result *result) {
-    result->none = true;
-    return cwd_transit_begin(b, s, &r->body.ref) ? -EBADMSG : 0;
-}
-
-static int serve_transit_end(struct cwd_broker *b, struct cwd_session *s, struct request *r,
-                             struct result *result) {
-    result->none = true;
-    cwd_transit_end(b, s, &r->body.ref);
-    return 0;
-}
-
-static int serve_transit_anchor(struct cwd_broker *b, struct cwd_session *s, struct request *r,
-                                struct result *result) {
-    result->none = true;
-    cwd_transit_anchor(b, s, &r->body.ref);
     return 0;
 }
 
@@ -336,8 +317,10 @@ static const struct operation {
     [CW_OP_REMOVE] = {serve_remove, sizeof(struct cw_key), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_WAIT] = {serve_wait, sizeof(struct cw_key), CW_MESSAGE_MAX, 1, QUESTION},
     [CW_OP_CANCEL] = {serve_cancel, EXACT(cw_cancel), COST_SCAN, QUESTION},
-    [CW_OP_TRANSIT_BEGIN] = {serve_transit_begin, EXACT(cw_block_ref), 1, EFFECT},
-    [CW_OP_TRANSIT_END] = {serve_transit_end, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_TRANSIT_BEGIN] = {cwd_serve_transit_begin, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_TRANSIT_END] = {cwd_serve_transit_end, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_TRANSIT_SHARE] = {cwd_serve_transit_share, EXACT(cw_transit_share), 1, EFFECT},
+    [CW_OP_TRANSIT_OPENED] = {cwd_serve_transit_opened, EXACT(cw_block_ref), 1, EFFECT},
     [CW_OP_DROP] = {serve_drop, EXACT(cw_block_ref), 1, EFFECT},
     [CW_OP_SLAB_CLOSE] = {serve_slab_close, EXACT(cw_slab_request), COST_SCAN, EFFECT},
     [CW_OP_SLAB_ADOPT] = {serve_slab_adopt, EXACT(cw_slab_request), COST_SCAN, QUESTION},
@@ -348,7 +331,7 @@ static const struct operation {
     [CW_OP_STOP] = {serve_stop, 0, 0, 1, EFFECT},
     [CW_OP_BYE] = {serve_bye, 0, 0, 1, EFFECT},
     [CW_OP_PING] = {serve_ping, 0, 0, 1, QUESTION},
-    [CW_OP_TRANSIT_ANCHOR] = {serve_transit_anchor, EXACT(cw_block_ref), 1, EFFECT},
+    [CW_OP_TRANSIT_ANCHOR] = {cwd_serve_transit_anchor, EXACT(cw_block_ref), 1, EFFECT},
     [CW_OP_COPY] = {serve_copy, EXACT(cw_copy), 1, QUESTION},
     [CW_OP_MAKE] = {serve_make, EXACT(cw_make), 1, QUESTION},
     [CW_OP_MOVER_NEXT] = {serve_mover_next, 0, 0, 1, QUESTION},

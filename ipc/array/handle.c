@@ -3,15 +3,23 @@
  *
  * A handle with a token stands for a transit lease at the broker: the client makes the token, so
  * that beginning one needs no reply. It begins only those for which the broker has memory already,
- * and says so (broker/memory/transit.h); so none is lost. Opening takes a lease first and ends the
- * transit then: at no moment is the array held by nobody. What a handle says is checked against the
- * slab's table; its slab and block may be anything.
+ * and says so (broker/memory/transit.h); so none is lost. Who opens it takes a lease first and says
+ * so then; the last one's word ends the transit: at no moment is the array held by nobody. What a
+ * handle says is checked against the slab's table; its slab and block may be anything.
  */
+#include <string.h>
+#include <sys/utsname.h>
+#include <time.h>
+
 #include "ipc/array/array.h"
 #include "ipc/array/names.h"
+#include "ipc/base/handle_form.h"
+#include "ipc/base/name_key.h"
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 #include "ipc/request/socket.h"
+
+_Static_assert(CW_OPENERS_MAX == CW_TRANSIT_OPENERS_MAX, "limits");
 
 /* Our row of the monitor page; NULL if the broker shows none. */
 static const struct cw_monitor_client *own_row(cw_client *client) {
@@ -72,30 +80,39 @@ static int more_transits(cw_client *client, uint64_t ready) {
     return transits_ready(client) > ready ? 0 : refuse_transit(client);
 }
 
-/* Others may know of the array from now on, and (transit) the broker holds it for the handle. That
+/* The BEGIN of a transit for so many openers. The caller holds the lock. */
+static int push_begin(cw_client *client, const struct cw_block_ref *ref, int openers) {
+    if (openers == 1)
+        return cw_channel_push(client, CW_OP_TRANSIT_BEGIN, ref, sizeof *ref);
+    const struct cw_transit_share share = {
+        .ref = *ref, .openers = openers == CW_OPENERS_UNKNOWN ? CW_OPENERS_ANY : (uint32_t)openers};
+    return cw_channel_push(client, CW_OP_TRANSIT_SHARE, &share, sizeof share);
+}
+
+/* Others may know of the array from now on, and (openers) the broker holds it for the handle. That
  * must stand in the ring before the handle leaves (or the broker, which reads the rings before it
  * takes a block back, would not see it): -EAGAIN where there is no room. -ENOBUFS: the broker is
  * ready for *ready, and we have used them all. */
-static int begin_transit(cw_array *array, int transit, cw_handle *handle, uint64_t *ready) {
+static int begin_transit(cw_array *array, int openers, cw_handle *handle, uint64_t *ready) {
     cw_client *client = array->client;
     int code = 0;
     pthread_mutex_lock(&client->lock);
-    *ready = transit ? transits_ready(client) : 0;
-    if (transit && client->transits >= *ready) {
+    *ready = openers ? transits_ready(client) : 0;
+    if (openers && client->transits >= *ready) {
         pthread_mutex_unlock(&client->lock);
         return -ENOBUFS;
     }
     struct cw_extent *extent = array->slab->locals[array->block].extent;
     if (extent)
         extent->published = true;
-    if (transit) {
+    if (openers) {
         /* Under the lock: a session's tokens rise in the order of its BEGINs. */
         handle->token = (uint64_t)client->session << 32 | (client->transits + 1);
         struct cw_block_ref ref = {.token = handle->token,
                                    .slab = handle->slab,
                                    .block = handle->block,
                                    .gen = handle->gen};
-        code = cw_channel_push(client, CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        code = push_begin(client, &ref, openers);
         client->transits += code == 0;
         if (extent && code == 0)
             extent->told = true; /* the broker knows of it, and looks when the transit ends */
@@ -104,10 +121,15 @@ static int begin_transit(cw_array *array, int transit, cw_handle *handle, uint64
     return code;
 }
 
-static int export(cw_array *array, int transit, cw_handle *out) {
+static int export(cw_array *array, int openers, cw_handle *out) {
     int code = cw_array_usable(array);
     if (code)
         return code;
+    if (openers < CW_OPENERS_UNKNOWN || openers > CW_OPENERS_MAX)
+        return cw_fail(-EINVAL,
+                       "a handle for %d openers was asked for; it can be for 1 to %d, for 0 while "
+                       "you keep the array, or for CW_OPENERS_UNKNOWN",
+                       openers, CW_OPENERS_MAX);
     if (!out)
         return cw_fail(-EINVAL, "a place for the handle is needed, NULL was given");
     if (array->cow.base)
@@ -123,7 +145,7 @@ static int export(cw_array *array, int transit, cw_handle *out) {
                         .size_bytes = array->size_bytes};
     struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
     uint64_t ready;
-    while ((code = begin_transit(array, transit, &handle, &ready)) == -EAGAIN || code == -ENOBUFS) {
+    while ((code = begin_transit(array, openers, &handle, &ready)) == -EAGAIN || code == -ENOBUFS) {
         code =
             code == -EAGAIN ? cw_channel_await_room(client, &wait) : more_transits(client, ready);
         if (code)
@@ -134,19 +156,20 @@ static int export(cw_array *array, int transit, cw_handle *out) {
     return code;
 }
 
-int cw_array_export(cw_array *array, int transit, cw_handle *out) {
+int cw_array_export(cw_array *array, int openers, cw_handle *out) {
     int code = cw_array_pin(array); /* once others may know of it, it stays */
     if (code)
         return code;
-    code = export(array, transit, out);
+    code = export(array, openers, out);
     cw_array_unpin(array);
     return code;
 }
 
-static int end_transit(cw_client *client, const cw_handle *handle) {
+/* op: TRANSIT_OPENED or TRANSIT_END */
+static int say(cw_client *client, uint16_t op, const cw_handle *handle) {
     struct cw_block_ref ref = {
         .token = handle->token, .slab = handle->slab, .block = handle->block, .gen = handle->gen};
-    return ref.token ? cw_channel_post(client, CW_OP_TRANSIT_END, &ref, sizeof ref) : 0;
+    return ref.token ? cw_channel_post(client, op, &ref, sizeof ref) : 0;
 }
 
 static int check_handle(cw_client *client, const cw_handle *handle) {
@@ -182,11 +205,123 @@ int cw_array_open(cw_client *client, const cw_handle *handle, const cw_layout *l
                            copy.size_bytes, &shape, flags, out);
     pthread_mutex_unlock(&client->lock);
     if (code == 0)
-        end_transit(client, &copy); /* a lost broker shows at the next call */
+        say(client, CW_OP_TRANSIT_OPENED, &copy); /* a lost broker shows at the next call */
     return code;
+}
+
+int cw_handle_skip(cw_client *client, const cw_handle *handle) {
+    int code = check_handle(client, handle);
+    return code ? code : say(client, CW_OP_TRANSIT_OPENED, handle);
 }
 
 int cw_handle_discard(cw_client *client, const cw_handle *handle) {
     int code = check_handle(client, handle);
-    return code ? code : end_transit(client, handle);
+    return code ? code : say(client, CW_OP_TRANSIT_END, handle);
+}
+
+/* ---- as bytes ---- */
+
+static uint64_t realtime_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static void node_name(char out[CW_HANDLE_NODE_MAX + 1]) {
+    struct utsname system;
+    const char *name = uname(&system) == 0 ? system.nodename : "";
+    size_t length = strnlen(name, CW_HANDLE_NODE_MAX);
+    memcpy(out, name, length);
+    out[length] = 0;
+}
+
+int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_layout *layout,
+                 uint64_t offset_bytes, void *out, uint64_t *size_bytes) {
+    struct cw_handle_read read = {.info = {.openers = openers, .made_ns = realtime_ns()}};
+    uint64_t low_bytes = 0;
+    int code = cw_array_usable(array);
+    if (code)
+        return code;
+    if (!out || !size_bytes)
+        return cw_fail(-EINVAL, "a place for the handle and its size is needed, NULL was given");
+    if (flags & ~(uint32_t)CW_READONLY)
+        return cw_fail(-EINVAL, "cw_to_handle() takes CW_READONLY or no flags, not %#x", flags);
+    if (openers < 1 || openers > CW_OPENERS_MAX)
+        return cw_fail(-EINVAL, "a handle for %u openers was asked for; it can be for 1 to %d",
+                       openers, CW_OPENERS_MAX);
+    if (strlen(array->client->address) > CW_HANDLE_ADDRESS_MAX)
+        return cw_fail(-EINVAL,
+                       "the broker's address has %zu bytes, a handle has room for %d: use "
+                       "a shorter CABLEWAY_DIR",
+                       strlen(array->client->address), CW_HANDLE_ADDRESS_MAX);
+    code = cw_put_view(array, layout, offset_bytes, &read.shape, &low_bytes);
+    if (code)
+        return code;
+    node_name(read.info.node);
+    strcpy(read.info.address, array->client->address);
+    strcpy(read.info.name_space, array->client->name_space);
+    read.info.flags = flags | (array->readonly ? (uint32_t)CW_READONLY : 0u);
+    code = cw_array_export(array, (int)openers, &read.handle);
+    if (code)
+        return code;
+    read.handle.offset_bytes += low_bytes; /* of that part, and no more */
+    read.handle.size_bytes = read.shape.span_bytes;
+    *size_bytes = cw_handle_encode(&read, out);
+    return 0;
+}
+
+/* Of another broker, or of another run of this one: which, and what to do. */
+static int refuse(cw_client *client, const cw_handle_info *info) {
+    char node[CW_HANDLE_NODE_MAX + 1];
+    node_name(node);
+    if (strcmp(node, info->node) != 0)
+        return cw_fail(-EXDEV,
+                       "this handle is of node \"%s\" (namespace \"%s\"), this process runs on "
+                       "\"%s\": a handle does not leave its node. Give the array a name and get "
+                       "it as //%s/NAME",
+                       info->node, info->name_space, node, info->node);
+    if (strcmp(client->address, info->address) != 0)
+        return cw_fail(-EXDEV,
+                       "this handle is of the broker at %s (namespace \"%s\"), this process uses "
+                       "the one at %s: connect to that one, or set CABLEWAY_DIR alike",
+                       info->address, info->name_space, client->address);
+    return cw_fail(-ESTALE,
+                   "the array behind this handle went with the broker that held it, which was "
+                   "started again at %s since: put the array again and make a new handle",
+                   client->address);
+}
+
+int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
+                   cw_array **out) {
+    struct cw_handle_read read;
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    if (!bytes || !out)
+        return cw_fail(-EINVAL, "a handle and a place for the array are needed, NULL was given");
+    code = cw_handle_decode(bytes, size_bytes, &read);
+    if (code)
+        return code;
+    if (read.info.instance != client->instance)
+        return refuse(client, &read.info);
+    const cw_layout layout = {.ndim = read.shape.ndim,
+                              .itemsize = read.shape.itemsize,
+                              .shape = read.shape.shape,
+                              .strides = read.shape.strides,
+                              .dtype = read.shape.dtype};
+    code = cw_array_open(client, &read.handle, &layout, flags | read.info.flags, out);
+    if (code != -ESTALE)
+        return code;
+    uint64_t now_ns = realtime_ns();
+    /* M1: a number to show, no order is needed. */
+    uint64_t limit = CW_LOAD(M1, &client->root->limits[CW_LIMIT_transit_seconds], relaxed);
+    return cw_fail(-ESTALE,
+                   "the array behind this handle (slab %u, block %u) is gone: it was made %.1f s "
+                   "ago for %u %s. The broker keeps it until it was opened so often, at most "
+                   "%llu s (transit_seconds). Say openers=n if more will open it, or keep the "
+                   "array open, or give it a name",
+                   read.handle.slab, read.handle.block,
+                   now_ns > read.info.made_ns ? (double)(now_ns - read.info.made_ns) / 1e9 : 0.0,
+                   read.info.openers, read.info.openers == 1 ? "opener" : "openers",
+                   (unsigned long long)limit);
 }

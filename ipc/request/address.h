@@ -2,12 +2,12 @@
  * Address: where a user's broker lives, and whether that place can be trusted.
  *
  * Folder: $CABLEWAY_DIR, else $XDG_RUNTIME_DIR/cableway (when that is a folder of ours), else
- * /tmp/cableway-UID. In it, for protocol version 2:
- *     cablewayd-v3[-JOB].sock   the socket
- *     cablewayd-v3[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
+ * /tmp/cableway-UID. In it, for protocol version 4:
+ *     cablewayd-v4[-JOB].sock   the socket
+ *     cablewayd-v4[-JOB].lock   flock held by the broker; one line "PID FD INSTANCE\n" once it
  *                               listens (FD: its root segment, read through /proc/PID/fd/FD)
- *     cablewayd-v3[-JOB].door   the socket of its bridge, if one runs
- *     cablewayd-v3[-JOB].log    what a detached broker has to say, limited in size
+ *     cablewayd-v4[-JOB].door   the socket of its bridge, if one runs
+ *     cablewayd-v4[-JOB].log    what a detached broker has to say, limited in size
  * JOB is the first of SLURM_JOB_ID, PBS_JOBID, LSB_JOBID and JOB_ID that is set; characters outside
  * [A-Za-z0-9_.-] become '_'.
  *

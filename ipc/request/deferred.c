@@ -9,7 +9,8 @@
  * since the broker must find it in the ring (cw_channel_push).
  *
  * No two that are kept say the same: the broker looks at how things stand when it reads them, so
- * the first will do. A worker that opens and closes the same array for each of its tasks, while
+ * the first will do. (Two openings of one handle count as one then, and its transit lives to its
+ * limit.) A worker that opens and closes the same array for each of its tasks, while
  * the broker stands still, keeps one. What is kept is bounded by the blocks, transits and slabs
  * that this process knows, and new ones need the broker.
  *

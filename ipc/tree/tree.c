@@ -386,9 +386,9 @@ int cw_tree_part_as(const cw_tree *tree, cw_client *client, uint32_t part, uint3
 
 /* ---- by handle ---- */
 
-int cw_tree_export(const cw_tree *tree, int transit, cw_handle *out) {
+int cw_tree_export(const cw_tree *tree, int openers, cw_handle *out) {
     int code = tree ? check_held(tree) : cw_needs("a tree");
-    return code ? code : cw_array_export(tree->array, transit, out);
+    return code ? code : cw_array_export(tree->array, openers, out);
 }
 
 int cw_tree_describe(const cw_tree *tree, cw_tree **out) {

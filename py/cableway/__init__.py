@@ -40,6 +40,7 @@ from cableway.errors import (
     VersionChanged,
     WorkerDied,
 )
+from cableway.handle import from_handle, to_handle
 from cableway.name import get, names, put, remove, wait
 from cableway.stream import current_stream
 from cableway.transfers import In, InOut, Out
@@ -85,12 +86,14 @@ __all__ = [
     "current_stream",
     "devices",
     "empty",
+    "from_handle",
     "full",
     "get",
     "load",
     "names",
     "put",
     "remove",
+    "to_handle",
     "wait",
     "work",
     "zeros",

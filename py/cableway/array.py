@@ -565,19 +565,20 @@ class Array(Values, _dispatch.Fields):
         made = memo[id(self)] = self.copy()
         return made
 
-    def handle(self, transit: bool = True) -> bytes:
+    def handle(self, transit: bool = True, openers: int = 1) -> bytes:
         """48 bytes that name this array's memory for another process of the same broker.
 
         Args:
-            transit: True: the broker holds the array until the handle is first opened, but at most `transit_seconds`; False: the
+            transit: True: the broker holds the array until the handle was opened, but at most `transit_seconds`; False: the
                 caller must keep the array until then.
+            openers: how often it is opened; `pickles.UNKNOWN`: nobody knows.
         """
-        return bytes(ffi.buffer(exported(usable(self._open_lease()), int(transit))))
+        return bytes(ffi.buffer(exported(usable(self._open_lease()), openers if transit else 0)))
 
-    def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
-        """What `__reduce__` returns; see `handle` for transit."""
+    def reduce(self, transit: bool = True, openers: int = 1) -> tuple[Any, tuple[Any, ...]]:
+        """What `__reduce__` returns; see `handle` for transit and openers."""
         layout = self._layout_now()
-        handle = self.handle(transit)
+        handle = self.handle(transit, openers)
         pointer = self._open_lease().pointer
         address = ffi.string(lib.cw_client_address(lib.cw_array_client(pointer)))
         state = (
@@ -593,7 +594,7 @@ class Array(Values, _dispatch.Fields):
         return open_handle, state
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        reduced = self.reduce()
+        reduced = self.reduce(openers=pickles.UNKNOWN)
         pickles.begun(reduced[1][0])
         return reduced
 

@@ -202,7 +202,7 @@ def _open(ident: bytes, state: tuple[Any, ...]) -> Constant[Any]:
     sweep()
     opened = _opened.get(ident)
     if opened is not None:
-        _discard(state[0])
+        _skip(state[0])
     else:
         made = _Opened(arrays.open_handle(*state), ident)
         with _lock:
@@ -218,12 +218,12 @@ def _open(ident: bytes, state: tuple[Any, ...]) -> Constant[Any]:
     return _handle_on(opened, maker=0)
 
 
-def _discard(handle: bytes) -> None:
-    """Ends the transit of a handle that this process need not open."""
+def _skip(handle: bytes) -> None:
+    """This process need not open the handle: it is one of its openers all the same."""
     carried = ffi.new("cw_handle *")
     ffi.memmove(carried, handle, len(handle))
     if carried.token:
-        lib.cw_handle_discard(client.current().pointer, carried)
+        lib.cw_handle_skip(client.current().pointer, carried)
 
 
 def _closed() -> Stale:
@@ -304,18 +304,18 @@ class Constant(Generic[_T]):
         if opened is not None and self._maker == getpid() and opened.state == is_open:
             opened.mark(released)
 
-    def reduce(self, transit: bool = True) -> tuple[Any, tuple[Any, ...]]:
-        """The value of `__reduce__`; transit as for `Array.handle`."""
+    def reduce(self, transit: bool = True, openers: int = 1) -> tuple[Any, tuple[Any, ...]]:
+        """The value of `__reduce__`; transit and openers as for `Array.handle`."""
         opened = self._now()
         array = opened.array
         if array is None:
             raise _closed()
-        state = list(array.reduce(transit)[1])
+        state = list(array.reduce(transit, openers)[1])
         state[5] = True  # read-only
         return _open, (opened.ident, tuple(state))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        reduced = self.reduce()
+        reduced = self.reduce(openers=pickles.UNKNOWN)
         pickles.begun(reduced[1][1][0])
         return reduced
 

@@ -320,7 +320,7 @@ class Tree(Updating, Mapping[str, Array]):
     def __reduce__(self) -> tuple[Any, ...]:
         handle = ffi.new("cw_handle *")
         pointer = self._pointer()
-        check_again(lib.cw_tree_export, pointer, 1, handle)
+        check_again(lib.cw_tree_export, pointer, pickles.UNKNOWN, handle)
         raw = bytes(ffi.buffer(handle))
         pickles.begun(raw)
         return open_handle, (raw, self.version, self._name, client.current().address)

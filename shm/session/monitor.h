@@ -29,6 +29,8 @@
     X(max_client_jobs, 64, "copies by cableway-mover that one client has under way")               \
     X(max_client_unread, 64, "messages with descriptors that one client has not read")             \
     X(transit_seconds, 300, "seconds until a transit lease ends by itself")                        \
+    X(pickle_seconds, 10, "seconds that an array stays after a pickle of it was first opened")     \
+    X(max_pickle_bytes, 1073741824, "bytes of such arrays, after which the oldest end earlier")    \
     X(names_linger_seconds, 60, "seconds that names outlive the user's last client")
 
 /* Counters: X(name, what it counts). They only rise, within one run of the broker. */

@@ -251,7 +251,7 @@ static void nothing_of_ours_is_left_outside_the_folder(void **state) {
     DIR *folder = opendir(world.folder);
     for (struct dirent *entry; (entry = readdir(folder));)
         if (entry->d_name[0] != '.' && strcmp(entry->d_name, "foreground.out") != 0)
-            assert_int_equal(strncmp(entry->d_name, "cablewayd-v3", 12), 0);
+            assert_int_equal(strncmp(entry->d_name, "cablewayd-v4", 12), 0);
     closedir(folder);
 }
 

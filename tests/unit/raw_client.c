@@ -418,6 +418,23 @@ uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t bl
     return ref.token;
 }
 
+uint64_t raw_transit_share(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
+                           uint32_t openers) {
+    struct cw_transit_share share = {
+        .ref = {.token = (uint64_t)client->session << 32 | ++client->tokens,
+                .slab = slab,
+                .block = block,
+                .gen = gen},
+        .openers = openers};
+    raw_post(client, CW_OP_TRANSIT_SHARE, 0, &share, sizeof share);
+    return share.ref.token;
+}
+
+void raw_transit_opened(struct raw_client *client, uint64_t token) {
+    struct cw_block_ref ref = {.token = token};
+    raw_post(client, CW_OP_TRANSIT_OPENED, 0, &ref, sizeof ref);
+}
+
 void raw_transit_end(struct raw_client *client, uint64_t token) {
     raw_transit_end_of(client, token, 0, 0, 0);
 }

@@ -155,6 +155,10 @@ uint32_t raw_key(const char *name, uint8_t *body);
 uint64_t raw_wait(struct raw_client *client, const char *name);
 /* BEGIN; returns the token. */
 uint64_t raw_transit_begin(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen);
+/* The same for so many openers. */
+uint64_t raw_transit_share(struct raw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
+                           uint32_t openers);
+void raw_transit_opened(struct raw_client *client, uint64_t token);
 void raw_transit_end(struct raw_client *client, uint64_t token);
 /* The same, as who has the whole handle says it. */
 void raw_transit_end_of(struct raw_client *client, uint64_t token, uint32_t slab, uint32_t block,

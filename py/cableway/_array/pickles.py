@@ -5,6 +5,10 @@ hashed, measured or stored), and each would keep its transit until the broker's 
 process keeps at most MOST of them, or fewer if the broker's limit of transits would be exceeded. The oldest end first. Transits of
 a Pool or a Queue do not count; they are never ended here, and never refused because of plain pickles.
 
+A pickle may be opened by many: `comm.bcast(a)` of mpi4py pickles once, and each rank opens that one pickle, the root first. Nobody
+tells how many they are, and the sender may have let go. So the array stays for `pickle_seconds` after another process first opened a
+pickle of it (broker/memory/transit.h). Who knows the number says it: `to_handle(a, openers=n)`.
+
 A pickle whose transit has ended can be opened as long as another process holds the array; after that it is `Stale`.
 
 Owner: the process that pickled, any of its threads. If it dies, the broker ends the transits at their limit. A forked child has
@@ -19,8 +23,9 @@ from collections import deque
 from cableway import client
 from cableway._core.library import ffi, lib, when_full
 
-__all__ = ["MOST", "begun"]
+__all__ = ["MOST", "UNKNOWN", "begun", "make_room"]
 
+UNKNOWN = int(lib.CW_OPENERS_UNKNOWN)  # as many openers as a plain pickle has
 MOST = 65_536  # as many transits as one client may have
 _END_AT_ONCE = 4096  # where the limit is reached
 
@@ -31,7 +36,7 @@ def begun(handle: bytes) -> None:
     """A plain pickle has this handle, with a transit of its own."""
     _handles.append(handle)
     if len(_handles) > MOST:
-        _end(1)
+        _end(len(_handles) - MOST)
 
 
 def _end(count: int) -> bool:
@@ -50,9 +55,10 @@ def _end(count: int) -> bool:
     return ended
 
 
-def _make_room() -> bool:
+def make_room() -> bool:
+    """Ends the oldest transits of plain pickles; False: there are none."""
     return _end(max(1, min(_END_AT_ONCE, len(_handles) // 2)))
 
 
-when_full(_make_room)
+when_full(make_room)
 os.register_at_fork(after_in_child=_handles.clear)

@@ -82,22 +82,22 @@ def when_full(make_room: Callable[[], bool]) -> None:
     _make_room.append(make_room)
 
 
-def export(pointer: Any, transit: int, handle: Any) -> None:
-    """Names an array in a `cw_handle *`."""
+def export(pointer: Any, openers: int, handle: Any) -> None:
+    """Names an array in a `cw_handle *`, for so many openers; as `cw_array_export`."""
     while True:
         try:
-            check_again(lib.cw_array_export, pointer, transit, handle)
+            check_again(lib.cw_array_export, pointer, openers, handle)
             return
         except LimitExceeded:
-            if not transit or not any(make() for make in _make_room):
+            if not openers or not any(make() for make in _make_room):
                 raise
 
 
-def exported(pointer: Any, transit: int) -> Any:
+def exported(pointer: Any, openers: int) -> Any:
     """The `cw_handle *` of an array. Its transit ends if a signal's handler raises when it was begun."""
     handle = ffi.new("cw_handle *")
     try:
-        export(pointer, transit, handle)
+        export(pointer, openers, handle)
     except BaseException:
         if handle.token:
             lib.cw_handle_discard(lib.cw_array_client(pointer), handle)

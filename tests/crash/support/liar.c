@@ -397,10 +397,18 @@ static void step(void) {
         post(CW_OP_CANCEL, &cancel, sizeof cancel);
         break;
     case 8:
-        post(CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        if (below(2)) {
+            struct cw_transit_share share = {.ref = ref, .openers = (uint32_t)below(4)};
+            post(CW_OP_TRANSIT_SHARE, &share, sizeof share);
+        } else {
+            post(CW_OP_TRANSIT_BEGIN, &ref, sizeof ref);
+        }
         break;
     case 9:
-        post((uint16_t)(below(2) ? CW_OP_TRANSIT_END : CW_OP_TRANSIT_ANCHOR), &ref, sizeof ref);
+        post((uint16_t)(below(2)   ? CW_OP_TRANSIT_END
+                        : below(2) ? CW_OP_TRANSIT_OPENED
+                                   : CW_OP_TRANSIT_ANCHOR),
+             &ref, sizeof ref);
         break;
     case 10:
         raw_lease(&client, (uint32_t)below(CW_LEASE_TABLE_SLOTS), ref.slab, ref.block);

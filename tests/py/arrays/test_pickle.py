@@ -15,6 +15,7 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
+from conftest import stop_broker
 
 import cableway as cw
 
@@ -102,7 +103,17 @@ def test_a_pickle_outlives_the_array_that_it_was_made_of():
     assert pickle.loads(data).numpy().sum() == 4950
 
 
-def test_a_pickle_opened_again_when_all_is_gone_is_stale():
+def test_a_pickle_opened_again_when_all_is_gone_is_stale(script, tmp_path, monkeypatch):
+    """Others may open the same pickle for pickle_seconds after its first opening by another process, and no longer."""
+    monkeypatch.setenv("CABLEWAY_PICKLE_SECONDS", "3")
+    with cw.connect(tmp_path / "broker"):
+        try:
+            _pickle_ends(script)
+        finally:
+            stop_broker(tmp_path / "broker")
+
+
+def _pickle_ends(script):
     w = cw.asarray(np.arange(100))
     data = pickle.dumps(w)
     del w
@@ -110,6 +121,9 @@ def test_a_pickle_opened_again_when_all_is_gone_is_stale():
     again = pickle.loads(data)
     assert again.tolist() == found.tolist()
     del found, again
+    for _ in range(2):
+        opened = script(f"import pickle; print(pickle.loads({data!r}).numpy().sum())")
+        assert opened.stdout == "4950\n"
     limit = time.monotonic() + 60
     with pytest.raises(
         cw.Stale, match="is gone.*until the receiver has opened it; then send it again"

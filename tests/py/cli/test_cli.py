@@ -136,10 +136,10 @@ def test_status_without_a_broker_is_json_too(elsewhere: Path) -> None:
 
 
 def test_a_stale_lock_file_is_no_broker(elsewhere: Path) -> None:
-    (elsewhere / "cablewayd-v3.lock").write_text(f"{os.getpid()} 0 12345\n")
+    (elsewhere / "cablewayd-v4.lock").write_text(f"{os.getpid()} 0 12345\n")
     run("status", expect=NO_BROKER)
     run("ls", expect=NO_BROKER)
-    (elsewhere / "cablewayd-v3.lock").write_text("nonsense")
+    (elsewhere / "cablewayd-v4.lock").write_text("nonsense")
     run("status", expect=NO_BROKER)
 
 

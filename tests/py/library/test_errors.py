@@ -255,7 +255,7 @@ def test_a_relative_address_is_the_same_broker_in_another_folder(script, tmp_pat
         if not child:
             os._exit(cw.names() != ["x"])
         assert os.waitpid(child, 0)[1] == 0
-        assert connection.address == {str(tmp_path / "b" / "cablewayd-v3.sock")!r}
+        assert connection.address == {str(tmp_path / "b" / "cablewayd-v4.sock")!r}
         os.kill(connection.broker_pid, signal.SIGTERM)
         try: cw.wait("never")
         except cw.BrokerLost: pass

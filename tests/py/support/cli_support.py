@@ -54,7 +54,7 @@ def suspend(pid: int) -> None:
 def broker_pid(folder: Path) -> int:
     """The pid of the broker that runs there, 0 if none does. One that nobody reaped yet does not run."""
     try:
-        pid = int((folder / "cablewayd-v3.lock").read_text().split()[0])
+        pid = int((folder / "cablewayd-v4.lock").read_text().split()[0])
     except (OSError, IndexError, ValueError):
         return 0
     return 0 if state(pid) in "ZX" else pid

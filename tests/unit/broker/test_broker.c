@@ -120,7 +120,7 @@ static void other_versions_and_wrong_pidfds_are_refused(void **state) {
     assert_true(raw_broker_start(&broker, NULL, NULL));
     int own = raw_pidfd(getpid()), parent = raw_pidfd(getppid()), null = open("/dev/null", O_RDWR);
     assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION + 1, 7, own, sentence), -EPROTO);
-    CONTAINS(sentence, "version 3, the client 4 to 7");
+    CONTAINS(sentence, "version 4, the client 5 to 7");
     assert_int_equal(refused(&broker, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, -1, sentence),
                      -EPROTO);
     CONTAINS(sentence, "pidfd");

@@ -9,7 +9,9 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "tests/unit/raw_client.h"
 
@@ -160,12 +162,152 @@ static void what_is_tied_to_a_queue_ends_with_it(void **state) {
     raw_broker_remove(&broker);
 }
 
+/* A transit of block 0 for so many openers, whose maker has let go. */
+static uint64_t share_and_leave(struct raw_client *maker, const struct raw_slab *slab, uint64_t gen,
+                                uint32_t openers) {
+    uint64_t token = raw_transit_share(maker, slab->id, 0, gen, openers);
+    raw_unlease(maker, 0);
+    raw_drop(maker, slab->id, 0, gen);
+    return token;
+}
+
+static bool transits_are(struct raw_client *client, uint64_t count) {
+    return raw_ping(client) == 0 && raw_gauge(&broker, CW_GAUGE_transits) == count;
+}
+
+static void it_ends_with_its_last_opener_and_not_before(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    struct raw_client maker = client_open(), opener = client_open(), other = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    for (int dies = 0; dies < 2; dies++) { /* its maker or not, at the end */
+        uint64_t gen = raw_carve(&maker, &slab, 0, 0, 4096);
+        uint64_t token = share_and_leave(&maker, &slab, gen, 3);
+        assert_int_equal(raw_ping(&maker), 0);
+        if (dies)
+            raw_close(&maker);
+        raw_transit_opened(&opener, token);
+        raw_transit_opened(&opener, token); /* openings are counted, not openers */
+        assert_int_equal(raw_ping(&opener), 0);
+        assert_int_equal(holders(&opener, &slab, gen), 0);
+        assert_true(transits_are(&opener, 1));
+        raw_transit_opened(&other, token);
+        assert_true(RAW_UNTIL(holders(&other, &slab, gen) == -ESTALE));
+        raw_transit_opened(&other, token); /* one too many: nothing */
+        assert_true(transits_are(&other, 0));
+    }
+    raw_slab_close(&slab);
+    raw_bye(&opener);
+    raw_bye(&other);
+    raw_broker_remove(&broker);
+}
+
+/* The openings of several come before the broker has read that it began. */
+static void openings_that_overtake_the_begin_are_counted(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    struct raw_client maker = client_open(), opener = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    for (uint32_t openers = 2; openers <= 4; openers++) {
+        uint64_t gen = raw_carve(&maker, &slab, 0, 0, 4096);
+        kill(broker.pid, SIGSTOP);
+        for (int i = 0; i < MANY; i++)
+            assert_int_equal(raw_post(&maker, CW_OP_PING, ++maker.next_id, NULL, 0), 0);
+        uint64_t token = share_and_leave(&maker, &slab, gen, openers);
+        for (int i = 0; i < 3; i++)
+            raw_transit_opened(&opener, token);
+        kill(broker.pid, SIGCONT);
+        for (int i = 0; i < MANY; i++)
+            assert_int_equal(raw_reply(&maker, &mail, RAW_TIMEOUT_MS), 1);
+        assert_int_equal(raw_ping(&opener), 0);
+        assert_int_equal(raw_ping(&maker), 0);
+        if (openers == 4) { /* one is still to come */
+            assert_int_equal(holders(&opener, &slab, gen), 0);
+            raw_transit_opened(&opener, token);
+        }
+        assert_true(RAW_UNTIL(holders(&opener, &slab, gen) == -ESTALE));
+        assert_true(transits_are(&opener, 0));
+    }
+    raw_slab_close(&slab);
+    raw_bye(&opener);
+    raw_bye(&maker);
+    raw_broker_remove(&broker);
+}
+
+/* Nobody knows how many will open it: it stays for a time after the first; that its maker opens it
+ * is none; who takes it back ends it. */
+static void a_pickle_stays_for_a_time_after_its_first_opening(void **state) {
+    (void)state;
+    setenv("CABLEWAY_PICKLE_SECONDS", "1", 1);
+    assert_true(raw_broker_start(&broker, NULL, NULL)); /* transit_seconds is 300 */
+    unsetenv("CABLEWAY_PICKLE_SECONDS");
+    struct raw_client maker = client_open(), opener = client_open();
+    struct raw_slab slab;
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    uint64_t gen = raw_carve(&maker, &slab, 0, 0, 4096);
+    uint64_t kept = raw_carve(&maker, &slab, 1, 4096, 4096);
+    uint64_t by_maker = raw_transit_share(&maker, slab.id, 1, kept, CW_OPENERS_ANY);
+    raw_transit_opened(&maker, by_maker);
+    uint64_t token = share_and_leave(&maker, &slab, gen, CW_OPENERS_ANY);
+    assert_true(transits_are(&maker, 2));
+    for (int i = 0; i < 3; i++)
+        raw_transit_opened(&opener, token);
+    assert_int_equal(raw_ping(&opener), 0);
+    assert_int_equal(holders(&opener, &slab, gen), 0); /* for others who may come */
+    assert_true(RAW_UNTIL(holders(&opener, &slab, gen) == -ESTALE));
+    assert_true(transits_are(&opener, 1)); /* the other has 300 seconds */
+    raw_transit_end(&opener, by_maker);
+    assert_true(transits_are(&opener, 0));
+    raw_slab_close(&slab);
+    raw_bye(&opener);
+    raw_bye(&maker);
+    raw_broker_remove(&broker);
+}
+
+static void opened_pickles_are_worth_no_more_than_a_limit(void **state) {
+    (void)state;
+    setenv("CABLEWAY_MAX_PICKLE_BYTES", "8192", 1);
+    assert_true(raw_broker_start(&broker, NULL, NULL)); /* pickle_seconds is 10 */
+    unsetenv("CABLEWAY_MAX_PICKLE_BYTES");
+    struct raw_client maker = client_open(), opener = client_open();
+    struct raw_slab slab;
+    uint64_t gens[4], tokens[4];
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        gens[i] = raw_carve(&maker, &slab, i, i * 4096ull, 4096);
+        tokens[i] = raw_transit_share(&maker, slab.id, i, gens[i], CW_OPENERS_ANY);
+    }
+    assert_int_equal(raw_ping(&maker), 0);
+    for (uint32_t i = 0; i < 3; i++)
+        raw_transit_opened(&opener, tokens[i]);
+    assert_true(transits_are(&opener, 4)); /* one broadcast of much: all stay for a second */
+    struct timespec more_than_a_second = {.tv_sec = 1, .tv_nsec = 100000000};
+    nanosleep(&more_than_a_second, NULL);
+    raw_transit_opened(&opener, tokens[3]);
+    assert_true(transits_are(&opener, 2));
+    raw_transit_opened(&opener, tokens[0]); /* over: nothing */
+    assert_true(transits_are(&opener, 2));
+    struct cw_room wish = {.size_bytes = 1ull << 40}; /* somebody is about to be refused memory */
+    assert_int_equal(raw_call(&opener, CW_OP_ROOM, &wish, sizeof wish, &mail), 0);
+    assert_true(transits_are(&opener, 0));
+    raw_slab_close(&slab);
+    raw_bye(&opener);
+    raw_bye(&maker);
+    raw_broker_remove(&broker);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_transit_that_was_not_read_yet_holds_its_block),
         cmocka_unit_test(a_client_that_reads_nothing_keeps_nobodys_memory),
         cmocka_unit_test(a_damaged_handle_ends_no_other_handles_transit),
         cmocka_unit_test(what_is_tied_to_a_queue_ends_with_it),
+        cmocka_unit_test(it_ends_with_its_last_opener_and_not_before),
+        cmocka_unit_test(openings_that_overtake_the_begin_are_counted),
+        cmocka_unit_test(a_pickle_stays_for_a_time_after_its_first_opening),
+        cmocka_unit_test(opened_pickles_are_worth_no_more_than_a_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,9 +29,9 @@ static void the_folder_is_found_in_its_order(void **state) {
     unsetenv("SLURM_JOB_ID"), unsetenv("PBS_JOBID"), unsetenv("LSB_JOBID"), unsetenv("JOB_ID");
     setenv("CABLEWAY_DIR", "/tmp/chosen", 1);
     assert_int_equal(cw_address_find(NULL, &address), 0);
-    assert_string_equal(address.socket_path, "/tmp/chosen/cablewayd-v3.sock");
-    assert_string_equal(address.lock_path, "/tmp/chosen/cablewayd-v3.lock");
-    assert_string_equal(address.log_path, "/tmp/chosen/cablewayd-v3.log");
+    assert_string_equal(address.socket_path, "/tmp/chosen/cablewayd-v4.sock");
+    assert_string_equal(address.lock_path, "/tmp/chosen/cablewayd-v4.lock");
+    assert_string_equal(address.log_path, "/tmp/chosen/cablewayd-v4.log");
     unsetenv("CABLEWAY_DIR");
     strcpy(own, "/tmp/cw-run-XXXXXX");
     assert_non_null(mkdtemp(own));
@@ -52,10 +52,10 @@ static void each_batch_job_has_its_own(void **state) {
     char job[300];
     setenv("LSB_JOBID", "7/8 x", 1);
     assert_int_equal(cw_address_find("/tmp/f", &address), 0);
-    assert_string_equal(address.socket_name, "cablewayd-v3-7_8_x.sock");
+    assert_string_equal(address.socket_name, "cablewayd-v4-7_8_x.sock");
     setenv("SLURM_JOB_ID", "41", 1);
     assert_int_equal(cw_address_find("/tmp/f", &address), 0);
-    assert_string_equal(address.socket_name, "cablewayd-v3-41.sock");
+    assert_string_equal(address.socket_name, "cablewayd-v4-41.sock");
     memset(job, 'j', sizeof job - 1);
     job[sizeof job - 1] = 0;
     setenv("SLURM_JOB_ID", job, 1); /* a name of any length fits a socket's address */

@@ -1017,6 +1017,89 @@ int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
 
+/* ---- groups: processes that compute together ---- */
+
+/*
+ * One member of a group. Processes that know nothing of each other join by name; each has a rank.
+ * All members call the same operations in the same order. One thread at a time uses a member
+ * (-EBUSY); it does not work in a forked child (-EINVAL).
+ *
+ * When a member ends, or leaves, or its time runs out, the group is broken: everyone who waits, and
+ * each later operation, gets -EOWNERDEAD with a sentence that names the rank, within 100 ms.
+ * cw_group_broken() has the numbers, cw_group_reform() goes on with those that are left.
+ *
+ * Operations wait for timeout_ns of the options at most: -ETIMEDOUT, which breaks the group. They
+ * never return for a signal alone, but ask `interrupted`, where the options have one: what it
+ * returns other than 0 ends the operation with -EINTR, which breaks the group.
+ */
+typedef struct cw_group cw_group;
+
+#define CW_GROUP_RANKS_MAX 256
+#define CW_GROUP_NAME_MAX  190 /* bytes of a group's name */
+
+typedef struct cw_group_options {
+    int64_t timeout_ns;                /* for joining, and then for each operation; < 0: for ever */
+    int (*interrupted)(void *context); /* NULL: signals end nothing */
+    void *context;
+    uint64_t reserved[4];
+} cw_group_options;
+
+enum cw_group_reason {
+    CW_GROUP_DIED = 1,        /* its process has ended, or was killed */
+    CW_GROUP_LEFT = 2,        /* it closed the group */
+    CW_GROUP_TIMED_OUT = 3,   /* its time ran out while others were missing */
+    CW_GROUP_INTERRUPTED = 4, /* a signal's handler ended its operation (Ctrl-C) */
+    CW_GROUP_FAILED = 5       /* its operation failed in the middle */
+};
+typedef struct cw_group_break {
+    uint32_t reason; /* enum cw_group_reason */
+    uint32_t rank;   /* whose */
+    int32_t pid;
+    uint32_t reserved[5];
+} cw_group_break;
+
+/* How elements of the members become one, in the order of the ranks. */
+typedef enum cw_reduction {
+    CW_SUM = 1,
+    CW_PROD = 2,
+    CW_MIN = 3, /* NaN, where one is */
+    CW_MAX = 4,
+    CW_LAND = 5, /* logical and: 1 or 0; integers and bools, as all that follow */
+    CW_LOR = 6,
+    CW_LXOR = 7,
+    CW_BAND = 8, /* bitwise and */
+    CW_BOR = 9,
+    CW_BXOR = 10,
+    CW_REDUCTIONS
+} cw_reduction;
+
+/*
+ * Joins the group under a name, of so many members, and waits until all are there. rank -1: the
+ * lowest that is free; either all members give their rank, or none does. The caller owns *out.
+ * -EINVAL: size is not 1 to CW_GROUP_RANKS_MAX, rank not below it, the name is none, or the group
+ * is being joined with another size; -EEXIST: the rank is taken; -EBUSY: the group has all its
+ * members; -ETIMEDOUT: it was not complete in time, or members of an earlier group of that name
+ * live on; -EINTR, -ECONNRESET, -EDQUOT; -EPERM: it runs in another pid or time namespace.
+ */
+int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t rank,
+                  const cw_group_options *options, cw_group **out);
+/* Leaves. Others that wait for this member, or will, find the group broken; so after the last
+ * operation all may close at once. NULL is allowed. */
+void cw_group_close(cw_group *group);
+uint32_t cw_group_rank(const cw_group *group);
+uint32_t cw_group_size(const cw_group *group);
+/* Operations of all members that this one has completed so far. */
+uint64_t cw_group_completed(const cw_group *group);
+/* 1: it is broken, and *out tells how; 0: not, as far as anybody knows. Does not block. */
+int cw_group_broken(cw_group *group, cw_group_break *out);
+/* Waits until all members are here. Blocks. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EINVAL: another
+ * member is in another operation (all are told, and the group goes on), -EBUSY. */
+int cw_group_barrier(cw_group *group);
+/* The same in two calls: 0: done; -EAGAIN: cw_group_barrier_finish() comes next. Looks for about a
+ * microsecond, and does not block. */
+int cw_group_barrier_begin(cw_group *group);
+int cw_group_barrier_finish(cw_group *group);
+
 /* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
  * takes a task first has it ---- */
 

@@ -27,6 +27,7 @@ from cableway.errors import (
     BrokerLost,
     DeviceError,
     Error,
+    GroupBroken,
     LayoutChanged,
     LimitExceeded,
     NameNotFound,
@@ -47,6 +48,7 @@ from cableway.tree import Tree
 
 if TYPE_CHECKING:
     from cableway.executor import Executor
+    from cableway.group import Group
     from cableway.pool import Pool
     from cableway.queue import JoinableQueue, Queue, SimpleQueue
 
@@ -58,6 +60,8 @@ __all__ = [
     "DeviceError",
     "Error",
     "Executor",
+    "Group",
+    "GroupBroken",
     "In",
     "InOut",
     "JoinableQueue",
@@ -101,6 +105,7 @@ __version__ = "0.1.0"
 # Imported when first used: they need multiprocessing.
 _LATER = {
     "Executor": "cableway.executor",
+    "Group": "cableway.group",
     "JoinableQueue": "cableway.queue",
     "Pool": "cableway.pool",
     "Queue": "cableway.queue",

@@ -183,7 +183,8 @@ PyMODINIT_FUNC PyInit__dispatch(void) {
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          add_type(module, "LeaseCell", &lease_cell_spec) ||
-         add_type(module, "Answer", &answer_spec) || add_type(module, "Fields", &fields_spec) ||
+         add_type(module, "GroupEnd", &group_spec) || add_type(module, "Answer", &answer_spec) ||
+         add_type(module, "Fields", &fields_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||

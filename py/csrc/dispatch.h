@@ -68,7 +68,7 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 PyObject *raise_failure(int code);
 
 extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, lease_cell_spec,
-    answer_spec, fields_spec;
+    answer_spec, fields_spec, group_spec;
 
 /* ---- dispatch_lease_cell.c ---- */
 

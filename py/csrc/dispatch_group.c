@@ -1,0 +1,149 @@
+/*
+ * dispatch_group.c: `GroupEnd`, a member of a group (cw_group in ipc/cableway.h). cableway.group
+ * makes it, and has all that is not in a hurry.
+ *
+ * Operations give up the GIL, but for the first microsecond of a barrier. A signal's handler runs
+ * in between, where the library asks for it: what it raises ends the operation, and breaks the
+ * group.
+ */
+#include "dispatch.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef struct {
+    PyObject_HEAD cw_group *group;
+    unsigned using; /* threads that are in a call, without the GIL */
+} GroupEnd;
+
+/* Has a signal's handler raised? Only the main thread runs them. */
+static int interrupted(void *context) {
+    (void)context;
+    if (syscall(SYS_gettid) != getpid())
+        return 0;
+    PyGILState_STATE state = PyGILState_Ensure();
+    int raised = PyErr_CheckSignals();
+    PyGILState_Release(state);
+    return raised != 0;
+}
+
+/* What a code means; of a broken group cableway.errors makes GroupBroken, with who broke it. */
+static PyObject *group_failure(GroupEnd *end, int code) {
+    cw_group_break broken = {.reason = 0};
+    if (PyErr_Occurred()) /* the handler's */
+        return NULL;
+    if (code != -EOWNERDEAD || !end->group || !cw_group_broken(end->group, &broken))
+        return raise_failure(code);
+    PyObject *errors = PyImport_ImportModule("cableway.errors");
+    PyObject *made = errors ? PyObject_CallMethod(errors, "group_broken", "sIIi", cw_error(),
+                                                  broken.reason, broken.rank, (int)broken.pid)
+                            : NULL;
+    if (made)
+        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+    Py_XDECREF(made);
+    Py_XDECREF(errors);
+    return NULL;
+}
+
+static PyObject *end_result(GroupEnd *end, int code) {
+    if (code)
+        return group_failure(end, code);
+    Py_RETURN_NONE;
+}
+
+static int end_init(PyObject *self, PyObject *args, PyObject *kwds) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)kwds;
+    unsigned long long client;
+    const char *name;
+    unsigned size;
+    int rank, code;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "KsIiL", &client, &name, &size, &rank, &timeout_ns))
+        return -1;
+    if (end->group) {
+        PyErr_SetString(PyExc_TypeError, "a member joins once");
+        return -1;
+    }
+    cw_group_options options = {.timeout_ns = timeout_ns, .interrupted = interrupted};
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_join((cw_client *)(uintptr_t)client, name, size, rank, &options, &end->group);
+    Py_END_ALLOW_THREADS;
+    if (code)
+        group_failure(end, code);
+    return code ? -1 : 0;
+}
+
+static PyObject *end_close(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)unused;
+    cw_group *group = end->group;
+    if (end->using) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the group is in an operation, of another thread or of "
+                        "what a signal's handler interrupts: close it afterwards");
+        return NULL;
+    }
+    end->group = NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    cw_group_close(group);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static void end_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    cw_group_close(((GroupEnd *)self)->group);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *end_barrier(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)unused;
+    int code = cw_group_barrier_begin(end->group);
+    if (code == -EAGAIN) {
+        end->using ++;
+        Py_BEGIN_ALLOW_THREADS;
+        code = cw_group_barrier_finish(end->group);
+        Py_END_ALLOW_THREADS;
+        end->using --;
+    }
+    return end_result(end, code);
+}
+
+static PyObject *end_numbers(PyObject *self, PyObject *unused) {
+    cw_group *group = ((GroupEnd *)self)->group;
+    (void)unused;
+    return Py_BuildValue("(IIK)", cw_group_rank(group), cw_group_size(group),
+                         (unsigned long long)cw_group_completed(group));
+}
+
+static PyObject *end_address(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong((uintptr_t)((GroupEnd *)self)->group);
+}
+
+static PyMethodDef methods[] = {
+    {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
+    {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
+    {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},
+    {"address", end_address, METH_NOARGS, "The address of the cw_group, 0: closed."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_init, end_init},
+    {Py_tp_dealloc, end_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_doc,
+     "GroupEnd(client, name, size, rank, timeout_ns): joins, and waits for all members."},
+    {0, NULL},
+};
+PyType_Spec group_spec = {
+    .name = "cableway._dispatch.GroupEnd",
+    .basicsize = sizeof(GroupEnd),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};

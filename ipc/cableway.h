@@ -1100,6 +1100,58 @@ int cw_group_barrier(cw_group *group);
 int cw_group_barrier_begin(cw_group *group);
 int cw_group_barrier_finish(cw_group *group);
 
+/*
+ * Elements of one member, contiguous, in host memory. array: one of this client's, in which data
+ * lies; then the others read and write it in place. NULL: any memory; what the others need of it
+ * goes through memory of the group's.
+ */
+typedef struct cw_group_memory {
+    void *data;
+    cw_array *array;
+} cw_group_memory;
+
+/*
+ * Operations of all members. dtype as of a layout, count in elements; dtype, count, root and
+ * reduction are the same for all members: -EINVAL on all of them where they are not, and nothing was
+ * done. Each blocks until its own part is done: what it was given may be changed then. Where no
+ * other rule is told, send and receive do not overlap. Memory on a GPU: -ENODEV.
+ *
+ * An operation that fails otherwise (-EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT, -ECONNRESET) leaves
+ * what was sent as it is, and what was to be received with no meaning.
+ */
+/* root's count elements come to all. */
+int cw_group_bcast(cw_group *group, cw_group_memory data, uint64_t count, const char *dtype,
+                   uint32_t root);
+/* Of root's size * count elements, each member receives count, by rank. send counts at root alone.
+ */
+int cw_group_scatter(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
+                     const char *dtype, uint32_t root);
+/* Root receives size * count elements: count of each member, by rank. receive counts at root alone.
+ */
+int cw_group_gather(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
+                    const char *dtype, uint32_t root);
+/* The same for all members. In place: send lies in receive, where it belongs. */
+int cw_group_allgather(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                       uint64_t count, const char *dtype);
+/*
+ * count elements of each member become count at root, in the order of the ranks, so that the result
+ * is the same each time. In place: send is receive. float16 and bfloat16 are computed in float32 and
+ * rounded once.
+ */
+int cw_group_reduce(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
+                    const char *dtype, cw_reduction reduction, uint32_t root);
+/* The same for all members, all of which get the same bits. Where send and receive of all members
+ * are arrays, each member computes a part of the result and stores it for all; receive may be one
+ * array for all. */
+int cw_group_allreduce(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                       uint64_t count, const char *dtype, cw_reduction reduction);
+/* size * count elements of each member become count on each, by rank. */
+int cw_group_reduce_scatter(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                            uint64_t count, const char *dtype, cw_reduction reduction);
+/* Of its size * count elements, each member sends count to each, and receives count of each. */
+int cw_group_alltoall(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                      uint64_t count, const char *dtype);
+
 /* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
  * takes a task first has it ---- */
 

@@ -14,6 +14,7 @@
 #include "ipc/base/layout.h"
 #include "ipc/client.h"
 #include "ipc/group/page.h"
+#include "ipc/group/window.h"
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
@@ -349,7 +350,7 @@ static int wait_complete(cw_group *group) {
 void cw_group_members(cw_group *group, const uint32_t *slots) {
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_slot *slot = &group->page->slots[slots ? slots[i] : i];
-        group->members[i] = (struct group_member){slot, claim_of(slot)};
+        group->members[i] = (struct group_member){.slot = slot, .claim = claim_of(slot)};
     }
     cpu_set_t cores;
     int count = sched_getaffinity(0, sizeof cores, &cores) ? 1 : CPU_COUNT(&cores);
@@ -476,6 +477,7 @@ void cw_group_close(cw_group *group) {
         return;
     if (group->page && !cw_client_forked(group->client))
         leave(group);
+    cw_stages_close(group);
     if (group->page)
         page_close(group);
     cw_client_unref(group->client);

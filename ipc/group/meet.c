@@ -128,6 +128,7 @@ void cw_group_arrive(cw_group *group, uint64_t what, uint64_t count) {
     struct group_call *call = group_next_call(group);
     call->what = what;
     call->count = count;
+    group->end_ns = 0; /* the time of a wait */
     group->number++;
     cw_barrier_arrive(&group->own->barrier, word_now(group));
 }

@@ -131,6 +131,8 @@ static inline struct group_state group_state_of(uint64_t word) {
 struct group_member { /* as this process noted it when the epoch began */
     struct group_slot *slot;
     uint64_t claim;
+    cw_array *stage; /* its staging memory, as last opened here; NULL: not yet (window.h) */
+    cw_handle stage_handle;
 };
 
 struct cw_group {
@@ -148,7 +150,10 @@ struct cw_group {
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
     int (*check)(void *context);
     void *context;
-    uint64_t me; /* our claim */
+    cw_array *stage; /* our staging memory (window.h); NULL: not yet needed */
+    cw_handle stage_handle;
+    uint32_t stage_half; /* the half of it that is written next */
+    uint64_t me;         /* our claim */
     struct group_slot *own;
     struct group_member members[CW_GROUP_RANKS_MAX];
 };

@@ -47,7 +47,7 @@ uint32_t cw_reduce_dtype(const char *dtype) {
 }
 
 const char *cw_reduce_dtype_name(uint32_t dtype) {
-    return dtype < DTYPES ? dtypes[dtype].name : "?";
+    return dtypes[dtype < DTYPES ? dtype : NO_DTYPE].name;
 }
 
 uint32_t cw_reduce_dtype_size(uint32_t dtype) {

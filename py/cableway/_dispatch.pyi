@@ -198,6 +198,19 @@ class QueueEnd:
 class GroupEnd:
     def __init__(self, client: int, name: str, size: int, rank: int, timeout_ns: int, /) -> None: ...
     def barrier(self) -> None: ...
+    def collect(
+        self,
+        kind: int,
+        send: int,
+        send_array: int,
+        receive: int,
+        receive_array: int,
+        count: int,
+        dtype: bytes,
+        op: int,
+        root: int,
+        /,
+    ) -> None: ...
     def close(self) -> None: ...
     def numbers(self) -> tuple[int, int, int]: ...
     def address(self) -> int: ...

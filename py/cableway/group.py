@@ -12,8 +12,10 @@ from __future__ import annotations
 import operator
 import os
 from types import TracebackType
+from typing import Any
 
 from cableway import _dispatch, client
+from cableway._group import operations
 
 __all__ = ["Group"]
 
@@ -94,6 +96,84 @@ class Group:
             ValueError: another member calls another operation. All members are told, and the group goes on.
         """
         self._end.barrier()
+
+    # ---- on buffers: arrays of cableway and NumPy, contiguous, in host memory
+
+    def Bcast(self, data: Any, root: int = 0) -> Any:
+        """root's elements come to all. Blocks.
+
+        Args:
+            data: an array, at root to be sent, elsewhere to be received into. The same dtype and number of elements everywhere.
+            root: rank of the sender.
+
+        Returns:
+            data.
+
+        Raises:
+            GroupBroken, Timeout: as `barrier`. ValueError: a member calls something else, or with another dtype, count or root;
+            all members are told, nothing was done, and the group goes on. TypeError: the array lies on a GPU.
+        """
+        return operations.bcast(self._end, data, root, self.rank)
+
+    def Scatter(self, send: Any, out: Any, root: int = 0) -> Any:
+        """Each member receives one of root's `size` equal blocks, by rank. Blocks. send counts at root alone. Returns out."""
+        return operations.scatter(self._end, send, out, root, self.rank, self.size)
+
+    def Gather(self, send: Any, out: Any = None, root: int = 0) -> Any:
+        """root receives the elements of all members, by rank. Blocks. Returns out, elsewhere None.
+
+        Args:
+            send: as many elements on each member.
+            out: at root: an array of size times as many. None: a new one of shape (size, *shape of send).
+            root: rank of the receiver.
+        """
+        root_here = self.rank == root
+        return operations.gather(self._end, operations.GATHER, send, out, root, root_here, self.size)
+
+    def Allgather(self, send: Any, out: Any = None) -> Any:
+        """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array of shape (size, *shape)."""
+        kind, none = operations.ALLGATHER, operations.NO_ROOT
+        return operations.gather(self._end, kind, send, out, none, True, self.size)
+
+    def Reduce(self, send: Any, out: Any = None, op: str = "sum", root: int = 0) -> Any:
+        """As `Allreduce`, for root alone. Blocks. Returns out, elsewhere None."""
+        root_here = self.rank == root
+        return operations.reduce(self._end, operations.REDUCE, send, out, op, root, root_here)
+
+    def Allreduce(self, send: Any, out: Any = None, op: str = "sum") -> Any:
+        """Elements of all members become one, everywhere the same bits. Blocks.
+
+        They are computed in the order of the ranks, so the result is the same each time; float16 and bfloat16 in float32, and
+        rounded once. Where all send and receive in arrays of cableway, nothing is copied: each member computes a part for all.
+
+        Args:
+            send: an array; the same dtype and number of elements on each member.
+            out: an array for the result; may be send, or one array of cableway for all members. None: a new one.
+            op: "sum", "prod", "min", "max" (NaN, where one is); of integers and bools also "land", "lor", "lxor" (logical) and
+                "band", "bor", "bxor" (bitwise). Sums and products of integers wrap around.
+
+        Returns:
+            out.
+
+        >>> import numpy as np, cableway as cw
+        >>> with cw.Group("docs/allreduce", 1) as g:
+        ...     g.Allreduce(np.arange(3))
+        array([0, 1, 2])
+        """
+        kind, none = operations.ALLREDUCE, operations.NO_ROOT
+        return operations.reduce(self._end, kind, send, out, op, none, True)
+
+    def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
+        """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
+        return operations.split(
+            self._end, operations.REDUCE_SCATTER, send, out, op, self.size
+        )
+
+    def Alltoall(self, send: Any, out: Any = None) -> Any:
+        """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
+        array.
+        """
+        return operations.split(self._end, operations.ALLTOALL, send, out, None, self.size)
 
     def close(self) -> None:
         """Leaves the group. May be repeated. Members that still wait for this one, or will, get `GroupBroken`."""

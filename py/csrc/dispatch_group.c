@@ -113,6 +113,48 @@ static PyObject *end_barrier(PyObject *self, PyObject *unused) {
     return end_result(end, code);
 }
 
+static int collect(cw_group *group, int kind, cw_group_memory send, cw_group_memory receive,
+                   uint64_t count, const char *dtype, cw_reduction reduction, uint32_t root) {
+    switch (kind) { /* as in cableway._group.operations */
+    case 2:
+        return cw_group_bcast(group, send, count, dtype, root);
+    case 3:
+        return cw_group_scatter(group, send, receive, count, dtype, root);
+    case 4:
+        return cw_group_gather(group, send, receive, count, dtype, root);
+    case 5:
+        return cw_group_allgather(group, send, receive, count, dtype);
+    case 6:
+        return cw_group_reduce(group, send, receive, count, dtype, reduction, root);
+    case 7:
+        return cw_group_allreduce(group, send, receive, count, dtype, reduction);
+    case 8:
+        return cw_group_reduce_scatter(group, send, receive, count, dtype, reduction);
+    default:
+        return cw_group_alltoall(group, send, receive, count, dtype);
+    }
+}
+
+/* One operation, of memory by its addresses; the caller keeps it. */
+static PyObject *end_collect(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    unsigned long long from, from_array, to, to_array, count;
+    const char *dtype;
+    int kind, reduction, code;
+    unsigned root;
+    if (!PyArg_ParseTuple(args, "iKKKKKyiI", &kind, &from, &from_array, &to, &to_array, &count,
+                          &dtype, &reduction, &root))
+        return NULL;
+    cw_group_memory send = {(void *)(uintptr_t)from, (cw_array *)(uintptr_t)from_array};
+    cw_group_memory receive = {(void *)(uintptr_t)to, (cw_array *)(uintptr_t)to_array};
+    end->using++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = collect(end->group, kind, send, receive, count, dtype, (cw_reduction)reduction, root);
+    Py_END_ALLOW_THREADS;
+    end->using--;
+    return end_result(end, code);
+}
+
 static PyObject *end_numbers(PyObject *self, PyObject *unused) {
     cw_group *group = ((GroupEnd *)self)->group;
     (void)unused;
@@ -127,6 +169,8 @@ static PyObject *end_address(PyObject *self, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
+    {"collect", end_collect, METH_VARARGS,
+     "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
     {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
     {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},
     {"address", end_address, METH_NOARGS, "The address of the cw_group, 0: closed."},

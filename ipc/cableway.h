@@ -1034,8 +1034,9 @@ int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
  */
 typedef struct cw_group cw_group;
 
-#define CW_GROUP_RANKS_MAX 256
-#define CW_GROUP_NAME_MAX  190 /* bytes of a group's name */
+#define CW_GROUP_RANKS_MAX  256
+#define CW_GROUP_NAME_MAX   190 /* bytes of a group's name */
+#define CW_GROUP_INLINE_MAX 160 /* bytes of a member that go with its call; more go by arrays */
 
 typedef struct cw_group_options {
     int64_t timeout_ns;                /* for joining, and then for each operation; < 0: for ever */
@@ -1099,6 +1100,15 @@ int cw_group_barrier(cw_group *group);
  * microsecond, and does not block. */
 int cw_group_barrier_begin(cw_group *group);
 int cw_group_barrier_finish(cw_group *group);
+/*
+ * After -EOWNERDEAD or -ETIMEDOUT: the members that are left make a new group of fewer, with ranks
+ * in the same order; cw_group_rank(), cw_group_size() and cw_group_completed() tell what is new: of
+ * the numbers of completed operations the lowest, since some may have completed one that others
+ * have not. Waits until each member has called it, or has ended or closed the group. -EINVAL: the
+ * group is not broken. -ETIMEDOUT: a member that lives did not call it; -EINTR; call it again.
+ * -EOWNERDEAD: the others went on without this one.
+ */
+int cw_group_reform(cw_group *group);
 
 /*
  * Elements of one member, contiguous, in host memory. array: one of this client's, in which data
@@ -1112,8 +1122,8 @@ typedef struct cw_group_memory {
 
 /*
  * Operations of all members. dtype as of a layout, count in elements; dtype, count, root and
- * reduction are the same for all members: -EINVAL on all of them where they are not, and nothing was
- * done. Each blocks until its own part is done: what it was given may be changed then. Where no
+ * reduction are the same for all members: -EINVAL on all of them where they are not, and nothing
+ * was done. Each blocks until its own part is done: what it was given may be changed then. Where no
  * other rule is told, send and receive do not overlap. Memory on a GPU: -ENODEV.
  *
  * An operation that fails otherwise (-EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT, -ECONNRESET) leaves
@@ -1135,8 +1145,8 @@ int cw_group_allgather(cw_group *group, cw_group_memory send, cw_group_memory re
                        uint64_t count, const char *dtype);
 /*
  * count elements of each member become count at root, in the order of the ranks, so that the result
- * is the same each time. In place: send is receive. float16 and bfloat16 are computed in float32 and
- * rounded once.
+ * is the same each time. In place: send is receive. float16 and bfloat16 are computed in float32
+ * and rounded once.
  */
 int cw_group_reduce(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
                     const char *dtype, cw_reduction reduction, uint32_t root);
@@ -1151,6 +1161,33 @@ int cw_group_reduce_scatter(cw_group *group, cw_group_memory send, cw_group_memo
 /* Of its size * count elements, each member sends count to each, and receives count of each. */
 int cw_group_alltoall(cw_group *group, cw_group_memory send, cw_group_memory receive,
                       uint64_t count, const char *dtype);
+
+/*
+ * Messages from one member to another. They arrive in the order in which one member sent them; a
+ * receiver picks by source and tag, and what it does not ask for waits. Sending copies, and blocks
+ * only where CW_GROUP_MESSAGES_MAX messages wait at the receiver. A time that runs out, or a
+ * signal's handler, ends the call and breaks nothing: nothing was sent, or received.
+ */
+#define CW_GROUP_MESSAGES_MAX 4096
+typedef struct cw_group_message {
+    uint32_t source; /* a rank */
+    int32_t tag;
+    uint32_t kind; /* the sender's number */
+    uint32_t reserved;
+    uint64_t size_bytes;
+    void *data;  /* until cw_group_message_end() */
+    void *owner; /* the library's */
+} cw_group_message;
+/* kind: any number, for the receiver. tag: 0 or more. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT. */
+int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
+                  uint32_t to, int32_t tag);
+/* Waits for a message from source (-1: anybody) with a tag (-1: any). The caller owns what is in
+ * *out: cw_group_message_end(). Blocks. -EOWNERDEAD (whoever of those that could send it is gone),
+ * -ETIMEDOUT, -EINTR. */
+int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_message *out);
+/* Gives a message back, as the next one to be received. */
+int cw_group_unreceive(cw_group *group, cw_group_message *message);
+void cw_group_message_end(cw_group_message *message);
 
 /* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
  * takes a task first has it ---- */

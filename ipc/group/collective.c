@@ -2,18 +2,19 @@
  * Collective operations on elements in host memory.
  *
  * One way for all. A member that contributes says in its call where its elements are: in the call
- * itself (at most GROUP_INLINE_MAX bytes), in an array that the others open, or in its staging
- * memory, a piece at a time. All meet; then each reads what is meant for it, from wherever it is, in
- * the order of the ranks. Where arrays were read in place all meet once more, so that nobody changes
- * what others still read.
+ * itself (at most CW_GROUP_INLINE_MAX bytes), in an array that the others open, or in its staging
+ * memory, a piece at a time. All meet; then each reads what is meant for it, from wherever it is,
+ * in the order of the ranks. Where arrays were read in place all meet once more, so that nobody
+ * changes what others still read.
  *
  *   in the call       meet, read
  *   arrays alone      meet, open, read, meet
  *   staging memory    for each piece: copy it there, meet, read; arrays beside it: as above
  *   Allreduce of arrays into arrays: meet, open; each computes a slice and stores it for all; meet
  *
- * What each way needs is decided by what all members know after the first meeting: their sizes, which
- * the mark of the meeting compares, and the flags of all calls. So all go through the same meetings.
+ * What each way needs is decided by what all members know after the first meeting: their sizes,
+ * which the mark of the meeting compares, and the flags of all calls. So all go through the same
+ * meetings.
  *
  * A vector is what one member contributes: one block for all, or a block for each member
  * (Scatter, Reduce_scatter, Alltoall).
@@ -164,10 +165,9 @@ static int call_make(cw_group *group, const struct operation *op) {
     }
     if (op->kind != GROUP_ALLREDUCE && flags & GROUP_IN_PLACE)
         flags &= ~(uint64_t)GROUP_SEND_ARRAY;
-    code = flags & GROUP_SEND_ARRAY
-               ? cw_window_export(op->send, op->send_bytes, &call->handles[0])
-           : op->contributes ? cw_stage_make(group, &call->handles[0])
-                             : 0;
+    code = flags & GROUP_SEND_ARRAY ? cw_window_export(op->send, op->send_bytes, &call->handles[0])
+           : op->contributes        ? cw_stage_make(group, &call->handles[0])
+                                    : 0;
     if (code == 0 && op->kind == GROUP_ALLREDUCE && flags & GROUP_RECEIVE_ARRAY)
         code = cw_window_export(op->receive, op->receive_bytes, &call->handles[1]);
     /* An Allreduce in place may turn out to go by the staging memory. */
@@ -398,8 +398,8 @@ static int run(cw_group *group, struct operation *op) {
     int code = cw_group_begin(group);
     if (code)
         return code;
-    code = op->block_bytes * op->blocks <= GROUP_INLINE_MAX ? run_inline(group, op)
-                                                            : run_large(group, op);
+    code = op->block_bytes * op->blocks <= CW_GROUP_INLINE_MAX ? run_inline(group, op)
+                                                               : run_large(group, op);
     return cw_group_end(group, code);
 }
 
@@ -407,8 +407,7 @@ static int run(cw_group *group, struct operation *op) {
 
 static int check_memory(const struct operation *op, bool contributes, bool consumes) {
     uint64_t total;
-    if (op->block_bytes &&
-        ((contributes && !op->send.data) || (consumes && !op->receive.data)))
+    if (op->block_bytes && ((contributes && !op->send.data) || (consumes && !op->receive.data)))
         return cw_needs("memory for the elements");
     if (__builtin_mul_overflow(op->block_bytes, CW_GROUP_RANKS_MAX, &total) || total > INT64_MAX)
         return cw_fail(-EINVAL, "%llu elements for each member are more than memory holds",
@@ -420,8 +419,12 @@ static int check_memory(const struct operation *op, bool contributes, bool consu
 static int operate(cw_group *group, enum group_operation kind, cw_group_memory send,
                    cw_group_memory receive, uint64_t count, const char *dtype, uint32_t reduction,
                    uint32_t root) {
-    struct operation op = {.kind = kind, .root = root, .reduction = reduction, .count = count,
-                           .send = send, .receive = receive};
+    struct operation op = {.kind = kind,
+                           .root = root,
+                           .reduction = reduction,
+                           .count = count,
+                           .send = send,
+                           .receive = receive};
     if (!group || !dtype)
         return cw_needs("a group and a dtype");
     int code = cw_dtype_size(dtype, &op.itemsize);
@@ -447,8 +450,8 @@ static int operate(cw_group *group, enum group_operation kind, cw_group_memory s
                     ? group->size
                     : 1;
     op.contributes = contributor(&op, group->rank);
-    op.consumes = !rooted || (gathers ? is_root(group, &op)
-                                      : kind != GROUP_BCAST || !is_root(group, &op));
+    op.consumes =
+        !rooted || (gathers ? is_root(group, &op) : kind != GROUP_BCAST || !is_root(group, &op));
     code = check_memory(&op, op.contributes, op.consumes);
     if (code)
         return code;

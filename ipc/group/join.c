@@ -13,6 +13,7 @@
 #include "ipc/array/array.h"
 #include "ipc/base/layout.h"
 #include "ipc/client.h"
+#include "ipc/group/message.h"
 #include "ipc/group/page.h"
 #include "ipc/group/window.h"
 #include "shm/base/error.h"
@@ -23,131 +24,6 @@
 
 static uint64_t joined_word(uint64_t claim, uint32_t epoch) {
     return claim ^ (uint64_t)epoch * 0x9e3779b97f4a7c15ull;
-}
-
-/* ---- the page ---- */
-
-static int key_of(const struct cw_group *group, char key[CW_NAME_MAX + 1]) {
-    int length = snprintf(key, CW_NAME_MAX + 1, GROUP_PREFIX "%s", group->name);
-    return length <= CW_NAME_MAX ? 0 : -EINVAL;
-}
-
-static int page_check(cw_array *array) {
-    const struct group_page *page = cw_array_data(array);
-    if (cw_array_gpu(array) >= 0 || cw_array_nbytes(array) != sizeof *page ||
-        cw_array_readonly(array) || (uintptr_t)page % 64 || page->magic != GROUP_MAGIC)
-        return cw_fail(-EPROTO,
-                       "the array of %llu bytes under that name is no group of this version: "
-                       "remove it, or choose another name",
-                       (unsigned long long)cw_array_nbytes(array));
-    if (page->world != cw_task_world())
-        return cw_fail(-EPERM, "the group was made in another pid or time namespace, whose "
-                               "processes cannot be watched from here: use it in one container "
-                               "only");
-    return 0;
-}
-
-static int page_make(cw_client *client, cw_array **out) {
-    int64_t bytes = sizeof(struct group_page);
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &bytes, .dtype = "|u1"};
-    int code = cw_array_new(client, "cpu", &layout, CW_ZERO, out);
-    if (code)
-        return code;
-    struct group_page *page = cw_array_data(*out);
-    page->world = cw_task_world();
-    page->magic = GROUP_MAGIC;
-    return 0;
-}
-
-/* The page under the group's name, made where there is none. */
-static int page_open(cw_group *group) {
-    char key[CW_NAME_MAX + 1];
-    cw_array *array;
-    int code = key_of(group, key);
-    while (code == 0) {
-        code = cw_get(group->client, key, 0, &array);
-        if (code == 0)
-            code = page_check(array);
-        else if (code == -ENOENT) {
-            code = page_make(group->client, &array);
-            if (code)
-                return code;
-            code = cw_array_put(array, key, 0, NULL, 0);
-            if (code == -EEXIST) {
-                cw_array_close(array);
-                code = 0;
-                continue; /* somebody else's */
-            }
-        } else
-            return code;
-        if (code) {
-            cw_array_close(array);
-            return code;
-        }
-        group->array = array;
-        group->page = cw_array_data(array);
-        return 0;
-    }
-    return code;
-}
-
-static void page_close(cw_group *group) {
-    cw_array *array = group->array;
-    group->array = NULL;
-    group->page = NULL;
-    group->own = NULL;
-    cw_array_close(array);
-}
-
-static bool same_block(const cw_array *a, const cw_array *b) {
-    return a->slab == b->slab && a->block == b->block && a->gen == b->gen;
-}
-
-/* Does the name still mean our page? Where nobody has the name, it is given to it. 0, -EAGAIN:
- * another page has it. */
-static int page_named(cw_group *group) {
-    char key[CW_NAME_MAX + 1];
-    cw_array *array;
-    int code = key_of(group, key);
-    if (code == 0)
-        code = cw_get(group->client, key, 0, &array);
-    if (code == 0) {
-        bool same = same_block(array, group->array);
-        cw_array_close(array);
-        return same ? 0 : -EAGAIN;
-    }
-    if (code != -ENOENT)
-        return code;
-    code = cw_array_put(group->array, key, 0, NULL, 0);
-    return code == -EEXIST ? -EAGAIN : code;
-}
-
-/* ---- who is there ---- */
-
-static uint64_t claim_of(struct group_slot *slot) {
-    return CW_LOAD(N10, &slot->claim, acquire);
-}
-
-static bool free_claim(uint64_t claim) {
-    return claim == 0 || !cw_task_process_runs(claim);
-}
-
-/* The first slot, from one on, that somebody has who lives; CW_GROUP_RANKS_MAX: none. */
-static uint32_t next_living(struct group_page *page, uint32_t from) {
-    while (from < CW_GROUP_RANKS_MAX && free_claim(claim_of(&page->slots[from])))
-        from++;
-    return from;
-}
-
-static struct group_state state_now(const cw_group *group) {
-    /* N13: acquire: the slots of those who were joined when it was stored (N14). */
-    return group_state_of(CW_LOAD(N13, &group->page->state, acquire));
-}
-
-static bool state_swap(cw_group *group, struct group_state from, struct group_state to) {
-    uint64_t word = group_state_word(from);
-    /* N14: decides; release, for what the one who stores it has seen (N13). */
-    return CW_CAS(N14, &group->page->state, &word, group_state_word(to), acq_rel);
 }
 
 /* ---- waiting ---- */
@@ -167,10 +43,10 @@ static int still_alive(cw_group *group, struct group_state state) {
     struct group_page *page = group->page;
     char pids[128] = "";
     size_t used = 0;
-    for (uint32_t i = next_living(page, 0); i < CW_GROUP_RANKS_MAX && used + 16 < sizeof pids;
-         i = next_living(page, i + 1))
+    for (uint32_t i = cw_group_next_living(page, 0);
+         i < CW_GROUP_RANKS_MAX && used + 16 < sizeof pids; i = cw_group_next_living(page, i + 1))
         used += (size_t)snprintf(pids + used, sizeof pids - used, "%s%u", used ? ", " : "",
-                                 (unsigned)(claim_of(&page->slots[i]) & CW_TASK_TID_MASK));
+                                 (unsigned)(cw_group_claim(&page->slots[i]) & CW_TASK_TID_MASK));
     return cw_fail(state.phase == GROUP_RUNNING ? -ETIMEDOUT : -EINVAL,
                    "group \"%s\" of %u members %s, with the processes %s; %u members cannot join. "
                    "%s",
@@ -184,8 +60,8 @@ static int still_alive(cw_group *group, struct group_state state) {
 /* Are all members of the running epoch there? Then nobody else ever will be. */
 static bool all_there(cw_group *group, struct group_state state) {
     uint32_t living = 0;
-    for (uint32_t i = next_living(group->page, 0); i < CW_GROUP_RANKS_MAX;
-         i = next_living(group->page, i + 1))
+    for (uint32_t i = cw_group_next_living(group->page, 0); i < CW_GROUP_RANKS_MAX;
+         i = cw_group_next_living(group->page, i + 1))
         living++;
     return living >= state.size;
 }
@@ -195,19 +71,20 @@ static int epoch_begin(cw_group *group) {
     int64_t nap_ns = NAP_FIRST_NS;
     for (;;) {
         uint32_t rings = cw_bell_announce(&group->page->changed);
-        struct group_state state = state_now(group);
+        struct group_state state = cw_group_state(group);
         struct group_state next = {state.epoch + 1, group->size, 0, GROUP_JOINING};
         if (state.phase == GROUP_JOINING && state.size == group->size) {
             group->epoch = state.epoch;
             return 0;
         }
-        if (state.phase == GROUP_EMPTY || next_living(group->page, 0) == CW_GROUP_RANKS_MAX) {
-            state_swap(group, state, next);
+        if (state.phase == GROUP_EMPTY ||
+            cw_group_next_living(group->page, 0) == CW_GROUP_RANKS_MAX) {
+            cw_group_state_swap(group, state, next);
             continue;
         }
         if (state.phase == GROUP_JOINING)
             return still_alive(group, state);
-        if (all_there(group, state) && state_now(group).epoch == state.epoch &&
+        if (all_there(group, state) && cw_group_state(group).epoch == state.epoch &&
             state.size == group->size) {
             uint64_t broken = cw_barrier_broken(&group->page->broken);
             if (broken >> 32 != state.epoch)
@@ -221,7 +98,7 @@ static int epoch_begin(cw_group *group) {
             return still_alive(group, state);
         if (code)
             return code;
-        code = page_named(group);
+        code = cw_group_page_named(group);
         if (code)
             return code;
     }
@@ -239,9 +116,9 @@ static void slot_leave(cw_group *group, struct group_slot *slot, uint64_t me) {
 }
 
 static bool slot_take(struct group_slot *slot, uint64_t me) {
-    uint64_t claim = claim_of(slot);
+    uint64_t claim = cw_group_claim(slot);
     /* N17: one of those who want it wins. */
-    return free_claim(claim) && CW_CAS(N17, &slot->claim, &claim, me, acq_rel);
+    return cw_group_claim_free(claim) && CW_CAS(N17, &slot->claim, &claim, me, acq_rel);
 }
 
 /* Takes a slot: the one of the rank, or the lowest that is free. */
@@ -249,8 +126,8 @@ static int slot_find(cw_group *group, int32_t rank, uint64_t me) {
     struct group_page *page = group->page;
     if (rank >= 0) {
         while (!slot_take(&page->slots[rank], me)) {
-            uint64_t claim = claim_of(&page->slots[rank]);
-            if (!free_claim(claim))
+            uint64_t claim = cw_group_claim(&page->slots[rank]);
+            if (!cw_group_claim_free(claim))
                 return cw_fail(-EEXIST,
                                "rank %d of group \"%s\" is taken by process %u: each member has a "
                                "rank of its own; either all give theirs, or none does",
@@ -276,7 +153,7 @@ static void slot_join(cw_group *group, uint64_t me) {
         CW_STORE(N18, &slot->barrier.arrived[i], 0, relaxed); /* N18: before N19 */
     }
     CW_STORE(N18, &slot->ready, 0, relaxed);
-    memset(&slot->inbox, 0, sizeof slot->inbox);
+    slot->inbox = group->inbox_handle;
     /* N19: release: what was cleared; pairs with N20. Before W9 of the bell; a sleeper that misses
      * it looks again soon. */
     CW_STORE(N19, &slot->joined, joined_word(me, group->epoch), release);
@@ -287,7 +164,7 @@ static void slot_join(cw_group *group, uint64_t me) {
 static bool all_joined(cw_group *group, uint32_t *missing) {
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_slot *slot = &group->page->slots[i];
-        uint64_t claim = claim_of(slot);
+        uint64_t claim = cw_group_claim(slot);
         /* N20: pairs with N19. */
         uint64_t joined = CW_LOAD(N20, &slot->joined, acquire);
         *missing = i;
@@ -296,7 +173,7 @@ static bool all_joined(cw_group *group, uint32_t *missing) {
     }
     for (uint32_t i = 0; i < group->size; i++) {
         *missing = i;
-        if (!cw_task_process_runs(claim_of(&group->page->slots[i])))
+        if (!cw_task_process_runs(cw_group_claim(&group->page->slots[i])))
             return false;
     }
     return true;
@@ -307,7 +184,7 @@ static int not_complete(cw_group *group) {
     size_t used = 0;
     uint32_t there = 0;
     for (uint32_t i = 0; i < group->size; i++) {
-        bool taken = !free_claim(claim_of(&group->page->slots[i]));
+        bool taken = !cw_group_claim_free(cw_group_claim(&group->page->slots[i]));
         there += taken;
         if (!taken && used + 8 < sizeof missing)
             used += (size_t)snprintf(missing + used, sizeof missing - used, "%s%u",
@@ -324,14 +201,14 @@ static int wait_complete(cw_group *group) {
     int64_t nap_ns = NAP_FIRST_NS;
     for (uint32_t looks = 1;; looks++) {
         uint32_t missing, rings = cw_bell_announce(&group->page->changed);
-        struct group_state state = state_now(group), running = state;
+        struct group_state state = cw_group_state(group), running = state;
         if (state.epoch != group->epoch || state.size != group->size)
             return -EAGAIN;
         if (state.phase == GROUP_RUNNING)
             return 0;
         running.phase = GROUP_RUNNING;
         if (all_joined(group, &missing)) {
-            if (state_swap(group, state, running))
+            if (cw_group_state_swap(group, state, running))
                 cw_bell_rouse(&group->page->changed);
             continue;
         }
@@ -339,7 +216,7 @@ static int wait_complete(cw_group *group) {
         if (code == -ETIMEDOUT)
             return not_complete(group);
         if (code == 0 && looks % NAMED_EACH == 0)
-            code = page_named(group);
+            code = cw_group_page_named(group);
         if (code)
             return code;
     }
@@ -350,7 +227,7 @@ static int wait_complete(cw_group *group) {
 void cw_group_members(cw_group *group, const uint32_t *slots) {
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_slot *slot = &group->page->slots[slots ? slots[i] : i];
-        group->members[i] = (struct group_member){.slot = slot, .claim = claim_of(slot)};
+        group->members[i] = (struct group_member){.slot = slot, .claim = cw_group_claim(slot)};
     }
     cpu_set_t cores;
     int count = sched_getaffinity(0, sizeof cores, &cores) ? 1 : CPU_COUNT(&cores);
@@ -361,14 +238,15 @@ void cw_group_members(cw_group *group, const uint32_t *slots) {
 /* One try on the page that has the name now. -EAGAIN: another one. */
 static int join_once(cw_group *group, int32_t rank) {
     const uint64_t me = group->me;
-    int code = page_open(group);
+    int code = cw_group_page_open(group);
     if (code == 0)
         code = epoch_begin(group);
     if (code == 0)
         code = slot_find(group, rank, me);
     if (code == 0) {
         group->own = &group->page->slots[group->rank];
-        struct group_state state = state_now(group); /* after the claim, which others look at */
+        struct group_state state =
+            cw_group_state(group); /* after the claim, which others look at */
         if (state.epoch == group->epoch && state.size == group->size) {
             slot_join(group, me);
             code = wait_complete(group);
@@ -380,7 +258,7 @@ static int join_once(cw_group *group, int32_t rank) {
     if (code == 0)
         cw_group_members(group, NULL);
     else if (group->page)
-        page_close(group);
+        cw_group_page_close(group);
     return code;
 }
 
@@ -423,7 +301,9 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
     group->context = given->context;
     snprintf(group->name, sizeof group->name, "%s", name);
     int64_t unused_ns = 0;
-    code = cw_group_may_wait(group, &unused_ns); /* the time begins */
+    code = cw_inbox_make(group, &group->inbox_handle);
+    if (code == 0)
+        code = cw_group_may_wait(group, &unused_ns); /* the time begins */
     while (code == 0 && (code = join_once(group, rank)) == -EAGAIN) {
         int64_t left_ns = 0;
         sched_yield();
@@ -435,6 +315,7 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
                            group->name, (double)group->timeout_ns / 1e9, size);
     }
     if (code) {
+        cw_inboxes_close(group);
         cw_client_unref(client);
         free(group);
         return code;
@@ -449,7 +330,7 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
 static bool last_one(cw_group *group) {
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_member *member = &group->members[i];
-        if (i == group->rank || claim_of(member->slot) != member->claim)
+        if (i == group->rank || cw_group_claim(member->slot) != member->claim)
             continue;
         if (CW_LOAD(N20, &member->slot->joined, acquire) != 0 && cw_group_present(member))
             return false;
@@ -458,17 +339,11 @@ static bool last_one(cw_group *group) {
 }
 
 static void leave(cw_group *group) {
-    char key[CW_NAME_MAX + 1];
-    cw_array *array;
     /* N21: says that we are about to leave, and then looks who else is; two who leave at once may
      * both find so. */
     CW_XCHG(N21, &group->own->joined, 0, acq_rel);
-    if (last_one(group) && key_of(group, key) == 0 && cw_get(group->client, key, 0, &array) == 0) {
-        bool same = same_block(array, group->array);
-        cw_array_close(array);
-        if (same)
-            cw_remove(group->client, key);
-    }
+    if (last_one(group))
+        cw_group_page_unname(group);
     slot_leave(group, group->own, group->me);
 }
 
@@ -478,8 +353,9 @@ void cw_group_close(cw_group *group) {
     if (group->page && !cw_client_forked(group->client))
         leave(group);
     cw_stages_close(group);
+    cw_inboxes_close(group);
     if (group->page)
-        page_close(group);
+        cw_group_page_close(group);
     cw_client_unref(group->client);
     free(group);
 }

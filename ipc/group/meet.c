@@ -83,7 +83,7 @@ bool cw_group_present(const struct group_member *member) {
 
 /* ---- an operation's begin and end ---- */
 
-int cw_group_begin(cw_group *group) {
+int cw_group_enter(cw_group *group) {
     if (!group)
         return cw_needs("a group");
     if (!group->page)
@@ -100,17 +100,27 @@ int cw_group_begin(cw_group *group) {
                        "one after the other",
                        group->name);
     group->end_ns = 0;
-    group->interrupted = false;
-    int code = cw_group_told(group);
+    return 0;
+}
+
+void cw_group_leave_call(cw_group *group) {
+    CW_STORE(N12, &group->busy, 0, release); /* N12: to N11 of the next thread */
+}
+
+int cw_group_begin(cw_group *group) {
+    int code = cw_group_enter(group);
     if (code)
-        CW_STORE(N12, &group->busy, 0, release); /* N12: to N11 of the next thread */
+        return code;
+    code = cw_group_told(group);
+    if (code)
+        cw_group_leave_call(group);
     return code;
 }
 
 int cw_group_end(cw_group *group, int code) {
     if (code == 0)
         group->completed++;
-    CW_STORE(N12, &group->busy, 0, release);
+    cw_group_leave_call(group);
     return code;
 }
 
@@ -139,10 +149,8 @@ int cw_group_may_wait(cw_group *group, int64_t *left_ns) {
     int64_t now_ns = cw_now_ns();
     if (group->end_ns == 0)
         group->end_ns = cw_end_ns(now_ns, group->timeout_ns);
-    if (group->check && group->check(group->context)) {
-        group->interrupted = true;
+    if (group->check && group->check(group->context))
         return cw_fail(-EINTR, "a signal's handler ended the wait in group \"%s\"", group->name);
-    }
     if (now_ns >= group->end_ns)
         return -ETIMEDOUT;
     if (*left_ns > group->end_ns - now_ns)

@@ -58,10 +58,9 @@
 #include "ipc/cableway.h"
 #include "shm/tasks/barrier.h"
 
-#define GROUP_MAGIC      0x6377677270303031ull /* "cwgrp001" */
-#define GROUP_LOOK_NS    32000000 /* the longest sleep between two looks for the dead */
-#define GROUP_PREFIX     ".group/"
-#define GROUP_INLINE_MAX 160u /* bytes that a member brings along in its slot */
+#define GROUP_MAGIC   0x6377677270303031ull /* "cwgrp001" */
+#define GROUP_LOOK_NS 32000000              /* the longest sleep between two looks for the dead */
+#define GROUP_PREFIX  ".group/"
 
 enum group_phase { GROUP_EMPTY = 0, GROUP_JOINING = 1, GROUP_RUNNING = 2 };
 
@@ -72,7 +71,7 @@ struct group_call {
     uint64_t flags;
     uint64_t extra;
     union {
-        uint8_t data[GROUP_INLINE_MAX];
+        uint8_t data[CW_GROUP_INLINE_MAX];
         cw_handle handles[2]; /* where others read, and where they write */
     };
 };
@@ -133,6 +132,8 @@ struct group_member { /* as this process noted it when the epoch began */
     uint64_t claim;
     cw_array *stage; /* its staging memory, as last opened here; NULL: not yet (window.h) */
     cw_handle stage_handle;
+    cw_array *outbox_array; /* its inbox, where we put messages (message.h); NULL: not yet */
+    cw_queue *outbox;
 };
 
 struct cw_group {
@@ -145,18 +146,40 @@ struct cw_group {
     uint64_t completed;         /* operations of all members that were completed here */
     uint64_t unbroken;          /* the page's word while this epoch is not broken */
     bool crowded;               /* more members than cores: who waits gives its core away at once */
-    bool interrupted;           /* the operation was ended by a signal's handler */
     cw_a32 busy;                /* a thread is in an operation */
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
     int (*check)(void *context);
     void *context;
     cw_array *stage; /* our staging memory (window.h); NULL: not yet needed */
     cw_handle stage_handle;
-    uint32_t stage_half; /* the half of it that is written next */
-    uint64_t me;         /* our claim */
+    cw_handle inbox_handle;
+    cw_array *inbox_array; /* where messages to us come (message.h) */
+    cw_queue *inbox;
+    struct group_kept *kept; /* those that came and were not asked for yet */
+    uint32_t stage_half;     /* the half of it that is written next */
+    uint64_t me;             /* our claim */
     struct group_slot *own;
     struct group_member members[CW_GROUP_RANKS_MAX];
 };
+
+/* ---- page.c ---- */
+
+/* The page under the group's name, made where there is none. */
+int cw_group_page_open(cw_group *group);
+void cw_group_page_close(cw_group *group);
+/* Does the name still mean our page? Where nobody has the name, it is given to it. 0, -EAGAIN:
+ * another page has it. */
+int cw_group_page_named(cw_group *group);
+/* Takes the name away, if it means our page. */
+void cw_group_page_unname(cw_group *group);
+/* The process that has a slot, and whether that is nobody who lives. */
+uint64_t cw_group_claim(struct group_slot *slot);
+bool cw_group_claim_free(uint64_t claim);
+/* The first slot, from one on, that somebody has who lives; CW_GROUP_RANKS_MAX: none. */
+uint32_t cw_group_next_living(struct group_page *page, uint32_t from);
+struct group_state cw_group_state(const cw_group *group);
+/* Whether it was so, and is the other now. */
+bool cw_group_state_swap(cw_group *group, struct group_state from, struct group_state to);
 
 /* ---- join.c ---- */
 
@@ -165,6 +188,9 @@ void cw_group_members(cw_group *group, const uint32_t *slots);
 
 /* ---- meet.c ---- */
 
+/* This thread has the member from now on: -EBUSY, -EINVAL (closed or forked); and no more. */
+int cw_group_enter(cw_group *group);
+void cw_group_leave_call(cw_group *group);
 /* Begins an operation: -EBUSY, -EOWNERDEAD (broken), -EINVAL (closed or forked). */
 int cw_group_begin(cw_group *group);
 /* Ends it; code comes back. What is not 0 and leaves members behind breaks the group first. */

@@ -1,6 +1,6 @@
 /*
- * Windows: see window.h. Handles come from memory that other processes write: cw_array_open() checks
- * them, and their sizes are checked here.
+ * Windows: see window.h. Handles come from memory that other processes write: cw_array_open()
+ * checks them, and their sizes are checked here.
  */
 #include "ipc/group/window.h"
 

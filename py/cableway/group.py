@@ -97,6 +97,21 @@ class Group:
         """
         self._end.barrier()
 
+    def reform(self) -> None:
+        """After `GroupBroken` or `Timeout`: the members that are left go on as a group of fewer. Blocks until all of them have called
+        it, or have ended or closed the group.
+
+        `rank` and `size` are new; the ranks keep their order. Some members may have completed an operation that others have not:
+        `completed` is the lowest number of all of them, so that they can agree from where to do it again. What the interrupted
+        operation should have written has no meaning; what was sent is as it was, unless it was sent and received in place.
+
+        Raises:
+            ValueError: the group is not broken.
+            Timeout: a member lives and has not called it. It can be called again.
+            GroupBroken: the others went on without this one.
+        """
+        self._end.reform()
+
     # ---- on buffers: arrays of cableway and NumPy, contiguous, in host memory
 
     def Bcast(self, data: Any, root: int = 0) -> Any:
@@ -160,6 +175,8 @@ class Group:
         ...     g.Allreduce(np.arange(3))
         array([0, 1, 2])
         """
+        if self._end.allreduce(send, out, op):
+            return out
         kind, none = operations.ALLREDUCE, operations.NO_ROOT
         return operations.reduce(self._end, kind, send, out, op, none, True)
 

@@ -150,6 +150,8 @@ static PyMethodDef functions[] = {
     {"pool_unmap", pool_unmap, METH_VARARGS, "(address, nbytes): ends that."},
     {"pairs_fill", pairs_fill, METH_VARARGS,
      "(pairs, address, usable, describe, leases): cw_pair of the first so many pairs."},
+    {"elements_types", elements_types, METH_VARARGS,
+     "Tells the array type, that of leases, and the texts of dtypes by dtype."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
 };

@@ -13,6 +13,7 @@
 
 typedef struct {
     PyObject_HEAD cw_group *group;
+    struct layouts_known known;
     unsigned using; /* threads that are in a call, without the GIL */
 } GroupEnd;
 
@@ -95,6 +96,7 @@ static void end_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     cw_group_close(((GroupEnd *)self)->group);
+    layouts_forget(&((GroupEnd *)self)->known);
     release(self);
     Py_DECREF(type);
 }
@@ -147,12 +149,73 @@ static PyObject *end_collect(PyObject *self, PyObject *args) {
         return NULL;
     cw_group_memory send = {(void *)(uintptr_t)from, (cw_array *)(uintptr_t)from_array};
     cw_group_memory receive = {(void *)(uintptr_t)to, (cw_array *)(uintptr_t)to_array};
-    end->using++;
+    end->using ++;
     Py_BEGIN_ALLOW_THREADS;
     code = collect(end->group, kind, send, receive, count, dtype, (cw_reduction)reduction, root);
     Py_END_ALLOW_THREADS;
-    end->using--;
+    end->using --;
     return end_result(end, code);
+}
+
+static PyObject *end_reform(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    int code;
+    (void)unused;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_reform(end->group);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+static const struct {
+    const char *name;
+    cw_reduction reduction;
+} reductions[] = {
+    {"sum", CW_SUM}, {"max", CW_MAX},   {"min", CW_MIN},   {"prod", CW_PROD}, {"land", CW_LAND},
+    {"lor", CW_LOR}, {"lxor", CW_LXOR}, {"band", CW_BAND}, {"bor", CW_BOR},   {"bxor", CW_BXOR},
+};
+
+static cw_reduction reduction_of(PyObject *name) {
+    if (PyUnicode_Check(name))
+        for (size_t i = 0; i < sizeof reductions / sizeof *reductions; i++)
+            if (PyUnicode_CompareWithASCIIString(name, reductions[i].name) == 0)
+                return reductions[i].reduction;
+    return 0;
+}
+
+/* (send, out, op): an Allreduce, if both are found without Python, and fit: whether it was. */
+static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    GroupEnd *end = (GroupEnd *)self;
+    struct elements send, out;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "allreduce takes send, out and op");
+        return NULL;
+    }
+    cw_reduction reduction = reduction_of(args[2]);
+    if (!reduction || !end->group || !elements_of(args[0], 0, &end->known, &send) ||
+        !elements_of(args[1], 1, &end->known, &out) || send.count != out.count ||
+        send.text != out.text)
+        return PyBool_FromLong(0);
+    const char *dtype = PyBytes_AsString(send.text);
+    int code;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_allreduce(end->group, send.memory, out.memory, send.count, dtype, reduction);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return code ? group_failure(end, code) : PyBool_FromLong(1);
+}
+
+/* (layout, text, count): notes a layout of Arrays whose elements are contiguous. */
+static PyObject *end_know(PyObject *self, PyObject *args) {
+    PyObject *layout, *text;
+    unsigned long long count;
+    if (!PyArg_ParseTuple(args, "OO!K", &layout, &PyBytes_Type, &text, &count))
+        return NULL;
+    layouts_note(&((GroupEnd *)self)->known, layout, text, count);
+    Py_RETURN_NONE;
 }
 
 static PyObject *end_numbers(PyObject *self, PyObject *unused) {
@@ -169,8 +232,12 @@ static PyObject *end_address(PyObject *self, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
+    {"reform", end_reform, METH_NOARGS, "Goes on with the members that are left."},
     {"collect", end_collect, METH_VARARGS,
      "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
+    {"allreduce", (PyCFunction)(void (*)(void))end_allreduce, METH_FASTCALL,
+     "(send, out, op): an Allreduce, if it needs no Python: whether it was."},
+    {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},
     {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
     {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},
     {"address", end_address, METH_NOARGS, "The address of the cw_group, 0: closed."},

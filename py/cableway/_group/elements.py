@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cableway import _dispatch
 from cableway._core import dtypes, leases
 from cableway._core.library import ffi
 from cableway.array import Array
@@ -20,6 +21,9 @@ __all__ = ["Elements", "like", "receive", "send"]
 
 _FIND_BYTES = 160  # of fewer, all that is sent goes with the call (GROUP_INLINE_MAX)
 _texts: dict[np.dtype[Any], bytes] = {}
+
+
+_dispatch.elements_types(np.ndarray, leases.Lease, _texts)
 
 
 class Elements:

@@ -96,6 +96,10 @@ def reduce(end: Any, kind: int, send: Any, out: Any, op: str, root: int, receive
         got = elements.receive(out)
         check_alike(sent, got, sent.size, "out")
     run(end, kind, sent, got, sent.size, reduction, root)
+    if kind == ALLREDUCE:
+        for array in (send, out):
+            if isinstance(array, Array):  # the next time Python is not needed
+                end.know(array._layout_now(), sent.text, sent.size)
     return out if receives else None
 
 

@@ -1163,6 +1163,22 @@ int cw_group_alltoall(cw_group *group, cw_group_memory send, cw_group_memory rec
                       uint64_t count, const char *dtype);
 
 /*
+ * Bytes of any length. from and to: a rank, or CW_GROUP_ALL; one of them is CW_GROUP_ALL. label
+ * (0 to 255): all members give the same. *out: one part a rank, of size 0 and NULL where that
+ * member sent nothing, or this one does not receive; the caller owns it: cw_group_parts_free() with
+ * the group's size. Blocks, as the operations above.
+ */
+#define CW_GROUP_ALL UINT32_MAX
+typedef struct cw_group_part {
+    void *data;
+    uint64_t size_bytes;
+} cw_group_part;
+int cw_group_exchange(cw_group *group, const void *data, uint64_t size_bytes, uint32_t from,
+                      uint32_t to, uint32_t label, cw_group_part **out);
+/* NULL is allowed. */
+void cw_group_parts_free(cw_group_part *parts, uint32_t count);
+
+/*
  * Messages from one member to another. They arrive in the order in which one member sent them; a
  * receiver picks by source and tag, and what it does not ask for waits. Sending copies, and blocks
  * only where CW_GROUP_MESSAGES_MAX messages wait at the receiver. A time that runs out, or a

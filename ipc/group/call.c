@@ -15,7 +15,11 @@ static const char *operation_name(uint64_t what) {
         [GROUP_ALLTOALL] = "Alltoall",   [GROUP_EXCHANGE] = "an operation on objects",
         [GROUP_SHARE] = "empty",
     };
-    uint64_t operation = what & 0xff;
+    static const char *const labels[] = {"bcast",  "scatter",   "gather",         "allgather",
+                                         "reduce", "allreduce", "reduce_scatter", "alltoall"};
+    uint64_t operation = what & 0xff, label = what >> 16 & 0xff;
+    if (operation == GROUP_EXCHANGE && label < sizeof labels / sizeof *labels)
+        return labels[label];
     const char *name = operation < GROUP_OPERATIONS ? names[operation] : NULL;
     return name ? name : "nothing yet";
 }

@@ -213,6 +213,11 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
                        group->size - 1);
     if (code == 0)
         code = outbox_open(group, &group->members[to]);
+    bool left = false;
+    if (code == -ESTALE && gone(group, to, &left) == to) { /* its inbox went with it */
+        cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, to);
+        code = cw_group_told(group);
+    }
     if (code == 0)
         code = size_bytes + sizeof head <= ITEM_BYTES ? send_item(group, to, &head, data)
                                                       : send_array(group, to, &head, data);

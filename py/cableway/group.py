@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from cableway import _dispatch, client
-from cableway._group import operations
+from cableway._group import objects, operations
 
 __all__ = ["Group"]
 
@@ -191,6 +192,111 @@ class Group:
         array.
         """
         return operations.split(self._end, operations.ALLTOALL, send, out, None, self.size)
+
+    def Send(self, send: Any, dest: int, tag: int = 0) -> None:
+        """Sends elements to one member. They are copied: send may be changed afterwards. Blocks only if 4,096 messages wait there.
+
+        Args:
+            send: an array.
+            dest: rank of the receiver.
+            tag: 0 or more.
+
+        Raises:
+            GroupBroken: the group is broken. Timeout: there was no room; nothing was sent, and the group goes on.
+        """
+        objects.send(self._end, send, dest, tag)
+
+    def Recv(self, out: Any, source: int | None = None, tag: int | None = None) -> Any:
+        """Receives elements from one member. Messages of one sender come in the order in which it sent them; those with another
+        source or tag wait. Blocks. Returns out.
+
+        Args:
+            out: an array of the dtype and the number of elements that were sent.
+            source: rank of the sender. None: anybody.
+            tag: of the message. None: any.
+
+        Raises:
+            GroupBroken: who could send it is gone. Timeout: none came; the group goes on. ValueError: it has other elements, or is
+            an object; it waits for the next call.
+        """
+        return objects.receive(self._end, out, source, tag)
+
+    # ---- on objects, which travel as pickles
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object to one member: as `Send`. An array of cableway in it is not copied: the receiver sees the same memory."""
+        objects.send_object(self._end, obj, dest, tag)
+
+    def recv(self, source: int | None = None, tag: int | None = None) -> Any:
+        """Receives an object: as `Recv`. Returns the object.
+
+        >>> import cableway as cw
+        >>> with cw.Group("docs/recv", 1) as g:
+        ...     g.send({"answer": 42}, 0, tag=7)
+        ...     g.recv(tag=7)
+        {'answer': 42}
+        """
+        return objects.receive_object(self._end, source, tag)
+
+    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        """root's object comes to all. Blocks. Returns it; at root obj itself. An array of cableway in it is not copied."""
+        rank = self.rank
+        found = self._exchange(obj, root, objects.ALL, objects.BCAST)
+        return obj if rank == root else found[root]
+
+    def scatter(self, objs: Any = None, root: int = 0) -> Any:
+        """Of root's `size` objects each member gets one, by rank. Blocks. objs counts at root alone."""
+        if self.rank == root:
+            objs = objects.parts_of(objs, self.size, "scatter")
+        return self._exchange(objs, root, objects.ALL, objects.SCATTER, part=True)[root]
+
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """root gets a list of the objects of all members, by rank; the others None. Blocks."""
+        rank = self.rank
+        found = self._exchange(obj, objects.ALL, root, objects.GATHER)
+        return found if rank == root else None
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """A list of the objects of all members, by rank. Blocks."""
+        return self._exchange(obj, objects.ALL, objects.ALL, objects.ALLGATHER)
+
+    def reduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum", root: int = 0) -> Any:
+        """As `allreduce`, for root alone; the others get None. Blocks."""
+        rank, function = self.rank, objects.function_of(op)
+        found = self._exchange(obj, objects.ALL, root, objects.REDUCE)
+        return objects.fold(function, found) if rank == root else None
+
+    def allreduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
+        """One object of those of all members, in the order of the ranks, on each member. Blocks.
+
+        Args:
+            obj: this member's.
+            op: as for `Allreduce`, or a function of two objects. Each member calls it.
+
+        >>> import cableway as cw
+        >>> with cw.Group("docs/objects", 1) as g:
+        ...     g.allreduce({"seen": 1}, lambda a, b: {**a, **b})
+        {'seen': 1}
+        """
+        function = objects.function_of(op)
+        found = self._exchange(obj, objects.ALL, objects.ALL, objects.ALLREDUCE)
+        return objects.fold(function, found)
+
+    def reduce_scatter(self, objs: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
+        """Each member gives `size` objects and gets one, made of those that the members gave for its rank. Blocks."""
+        objs, function = objects.parts_of(objs, self.size, "reduce_scatter"), objects.function_of(op)
+        found = self._exchange(objs, objects.ALL, objects.ALL, objects.REDUCE_SCATTER, part=True)
+        return objects.fold(function, found)
+
+    def alltoall(self, objs: Any) -> list[Any]:
+        """Each member gives `size` objects, one for each, and gets a list of those that were for it, by rank. Blocks."""
+        objs = objects.parts_of(objs, self.size, "alltoall")
+        return self._exchange(objs, objects.ALL, objects.ALL, objects.ALLTOALL, part=True)
+
+    def _exchange(
+        self, obj: Any, source: int, to: int, label: int, *, part: bool = False
+    ) -> list[Any]:
+        return objects.exchange(self._end, obj, source, to, label, self.rank, part)
 
     def close(self) -> None:
         """Leaves the group. May be repeated. Members that still wait for this one, or will, get `GroupBroken`."""

@@ -208,6 +208,122 @@ static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t
     return code ? group_failure(end, code) : PyBool_FromLong(1);
 }
 
+/* ---- bytes ---- */
+
+static PyObject *list_of(cw_group_part *parts, uint32_t count) {
+    PyObject *list = PyList_New(count);
+    for (uint32_t i = 0; list && i < count; i++) {
+        PyObject *item = Py_None;
+        if (parts[i].data)
+            item = PyBytes_FromStringAndSize(parts[i].data, (Py_ssize_t)parts[i].size_bytes);
+        else
+            Py_INCREF(item);
+        if (!item || PyList_SetItem(list, i, item))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* (bytes, from, to, label): what each member sent, by rank; None: nothing, or not to us. -1: all.
+ */
+static PyObject *end_exchange(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    const char *data;
+    Py_ssize_t nbytes;
+    int from, to, code;
+    unsigned label;
+    cw_group_part *parts = NULL;
+    if (!PyArg_ParseTuple(args, "y#iiI", &data, &nbytes, &from, &to, &label))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_exchange(end->group, data, (uint64_t)nbytes,
+                             from < 0 ? CW_GROUP_ALL : (uint32_t)from,
+                             to < 0 ? CW_GROUP_ALL : (uint32_t)to, label, &parts);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    if (code)
+        return group_failure(end, code);
+    uint32_t count = cw_group_size(end->group);
+    PyObject *list = list_of(parts, count);
+    cw_group_parts_free(parts, count);
+    return list;
+}
+
+/* (address, nbytes, kind, to, tag) */
+static PyObject *end_send(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    unsigned long long address, nbytes;
+    unsigned kind, to;
+    int tag, code;
+    if (!PyArg_ParseTuple(args, "KKIIi", &address, &nbytes, &kind, &to, &tag))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_send(end->group, (void *)(uintptr_t)address, nbytes, kind, to, tag);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+/* (bytes, kind, to, tag) */
+static PyObject *end_send_bytes(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    const char *data;
+    Py_ssize_t nbytes;
+    unsigned kind, to;
+    int tag, code;
+    if (!PyArg_ParseTuple(args, "y#IIi", &data, &nbytes, &kind, &to, &tag))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_send(end->group, data, (uint64_t)nbytes, kind, to, tag);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+/*
+ * (source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes). A message of that kind
+ * and size is copied to the address, if there is one, and comes without bytes; any other one is
+ * given back then, and comes without bytes too. Address 0: any message, with its bytes.
+ */
+static PyObject *end_receive(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    cw_group_message message = {.owner = NULL}, found;
+    unsigned long long address, nbytes;
+    int source, tag, code;
+    unsigned kind;
+    if (!PyArg_ParseTuple(args, "iiIKK", &source, &tag, &kind, &address, &nbytes))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_receive(end->group, source, tag, &message);
+    found = message;
+    if (code == 0 && address && message.kind == kind && message.size_bytes == nbytes) {
+        memcpy((void *)(uintptr_t)address, message.data, nbytes);
+        cw_group_message_end(&message);
+    }
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    if (code)
+        return group_failure(end, code);
+    PyObject *data = Py_None;
+    if (address)
+        Py_INCREF(data);
+    else
+        data = PyBytes_FromStringAndSize(message.data, (Py_ssize_t)message.size_bytes);
+    /* Without memory for it, or of another kind, it is the next one to be received. */
+    if (message.owner && (address || !data || message.kind != kind))
+        cw_group_unreceive(end->group, &message);
+    else
+        cw_group_message_end(&message);
+    if (!data)
+        return NULL;
+    return Py_BuildValue("(IiIKN)", found.source, (int)found.tag, found.kind,
+                         (unsigned long long)found.size_bytes, data);
+}
+
 /* (layout, text, count): notes a layout of Arrays whose elements are contiguous. */
 static PyObject *end_know(PyObject *self, PyObject *args) {
     PyObject *layout, *text;
@@ -237,6 +353,12 @@ static PyMethodDef methods[] = {
      "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
     {"allreduce", (PyCFunction)(void (*)(void))end_allreduce, METH_FASTCALL,
      "(send, out, op): an Allreduce, if it needs no Python: whether it was."},
+    {"exchange", end_exchange, METH_VARARGS,
+     "(bytes, from, to, label): what each member sent, by rank."},
+    {"send", end_send, METH_VARARGS, "(address, nbytes, kind, to, tag)"},
+    {"send_bytes", end_send_bytes, METH_VARARGS, "(bytes, kind, to, tag)"},
+    {"receive", end_receive, METH_VARARGS,
+     "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes)"},
     {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},
     {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
     {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},

@@ -18,6 +18,7 @@ DISPATCH_PARTS = (
     "", "_plain", "_small", "_parent", "_submit", "_collect", "_calls", "_outcome", "_begin",
     "_worker", "_defer", "_queue", "_group", "_elements", "_lease_cell", "_answer", "_arrays",
 )  # fmt: skip
+OPTIMISED = ["-O2"]  # CFLAGS of the environment, if only empty, replaces what Python was built with
 BUILD = Path(os.environ.get("CABLEWAY_BUILD_DIR", ROOT / "build"))
 LIBRARY = BUILD / "libcableway-python.so.0"
 PROGRAMS = ["cablewayd", "cableway-mover", "cableway"]
@@ -83,6 +84,7 @@ setup(
         Extension(
             "cableway._dlpack",
             sources=["csrc/dlpack.c"],
+            extra_compile_args=OPTIMISED,
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,
         ),
@@ -92,6 +94,7 @@ setup(
             include_dirs=[str(ROOT), "csrc"],
             depends=[*map(str, Path("csrc").glob("dispatch*.h")), str(ROOT / "ipc" / "cableway.h")],
             define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
+            extra_compile_args=OPTIMISED,
             # Never unloaded: it has a fork handler.
             extra_link_args=[str(LIBRARY), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"],
             libraries=["pthread"],

@@ -9,11 +9,17 @@
 #include "dispatch.h"
 
 static PyObject *array_type, *lease_type, *texts; /* given by elements_types(), for ever */
+static PyObject *dtype_name, *base_name, *cell_name;
 
 PyObject *elements_types(PyObject *module, PyObject *args) {
     PyObject *array, *lease, *known;
     (void)module;
     if (!PyArg_ParseTuple(args, "OOO", &array, &lease, &known))
+        return NULL;
+    dtype_name = PyUnicode_InternFromString("dtype");
+    base_name = PyUnicode_InternFromString("base");
+    cell_name = PyUnicode_InternFromString("cell");
+    if (!dtype_name || !base_name || !cell_name)
         return NULL;
     Py_INCREF(array);
     Py_INCREF(lease);
@@ -65,7 +71,7 @@ static int of_array(const struct array_fields *fields, int writable,
         at++;
     if (at == LAYOUTS_KNOWN)
         return 0;
-    PyObject *cell = PyObject_GetAttrString(fields->lease, "cell");
+    PyObject *cell = PyObject_GetAttr(fields->lease, cell_name);
     cw_array *array = cell ? lease_cell_array_in(cell) : NULL;
     Py_XDECREF(cell);
     long long offset = PyLong_AsLongLong(fields->offset);
@@ -107,7 +113,7 @@ static Py_ssize_t itemsize_of(PyObject *text) {
 
 /* Does it own its memory, or is it a view of one that does? Then it is none of ours. */
 static int owns(PyObject *object) {
-    PyObject *base = PyObject_GetAttrString(object, "base");
+    PyObject *base = PyObject_GetAttr(object, base_name);
     int own = base == Py_None;
     if (!base)
         PyErr_Clear();
@@ -118,7 +124,7 @@ static int owns(PyObject *object) {
 static int of_ndarray(PyObject *object, int writable, struct elements *out) {
     Py_ssize_t nbytes, itemsize;
     void *data;
-    PyObject *dtype = PyObject_GetAttrString(object, "dtype");
+    PyObject *dtype = PyObject_GetAttr(object, dtype_name);
     PyObject *text = dtype ? PyDict_GetItemWithError(texts, dtype) : NULL;
     Py_XDECREF(dtype);
     if (!text) {

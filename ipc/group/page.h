@@ -233,7 +233,6 @@ enum group_operation {
     GROUP_REDUCE_SCATTER,
     GROUP_ALLTOALL,
     GROUP_EXCHANGE,
-    GROUP_SHARE,
     GROUP_OPERATIONS
 };
 #define GROUP_NO_ROOT 0xffffu

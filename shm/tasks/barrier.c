@@ -24,8 +24,8 @@ int cw_barrier_sleep(struct cw_barrier_slot *other, uint64_t word, cw_a64 *broke
 }
 
 bool cw_barrier_break(cw_a64 *broken, uint64_t as_it_was, uint64_t word) {
-    /* N4: before W9 in the rouse of each slot; pairs with W8 and then N5. Acquire and release: who
-     * breaks a group tells what it saw. */
+    /* N4: before W9 in the rouse of each slot; pairs with W8 and then N5, else a sleeper sleeps on
+     * in a broken group. */
     return CW_CAS(N4, broken, &as_it_was, word, seq_cst);
 }
 

@@ -67,9 +67,9 @@ int cw_barrier_sleep(struct cw_barrier_slot *other, uint64_t word, cw_a64 *broke
 bool cw_barrier_break(cw_a64 *broken, uint64_t as_it_was, uint64_t word);
 /* The word that says whether the group is broken. */
 static inline uint64_t cw_barrier_broken(const cw_a64 *broken) {
-    /* N6: a look: who misses it meets the death itself, or the end of its time. Acquire: what who
-     * set it wrote before. */
-    return CW_LOAD(N6, (cw_a64 *)(uintptr_t)broken, acquire);
+    /* N6: a look: who misses it meets the death itself, or the end of its time. All that it tells
+     * is in the word. */
+    return CW_LOAD(N6, (cw_a64 *)(uintptr_t)broken, relaxed);
 }
 /* Ends the sleeps of all who wait for that member. */
 void cw_barrier_rouse(struct cw_barrier_slot *slot);

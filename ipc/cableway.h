@@ -1060,6 +1060,194 @@ int cw_queue_task_done(cw_queue *queue);
 /* Waits until each item that was put is done with. Blocks. -ETIMEDOUT, -EINTR. */
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
 
+/* ---- groups: processes that compute together ---- */
+
+/*
+ * One member of a group. Processes that know nothing of each other join by name; each has a rank.
+ * All members call the same operations in the same order. One thread at a time uses a member
+ * (-EBUSY); it does not work in a forked child (-EINVAL).
+ *
+ * When a member ends, or leaves, or its time runs out, the group is broken: everyone who waits, and
+ * each later operation, gets -EOWNERDEAD with a sentence that names the rank, within 100 ms.
+ * cw_group_broken() has the numbers, cw_group_reform() goes on with those that are left.
+ *
+ * Operations wait for timeout_ns of the options at most: -ETIMEDOUT, which breaks the group. They
+ * never return for a signal alone, but ask `interrupted`, where the options have one: what it
+ * returns other than 0 ends the operation with -EINTR, which breaks the group.
+ */
+typedef struct cw_group cw_group;
+
+#define CW_GROUP_RANKS_MAX  256
+#define CW_GROUP_NAME_MAX   190 /* bytes of a group's name */
+#define CW_GROUP_INLINE_MAX 160 /* bytes of a member that go with its call; more go by arrays */
+
+typedef struct cw_group_options {
+    int64_t timeout_ns;                /* for joining, and then for each operation; < 0: for ever */
+    int (*interrupted)(void *context); /* NULL: signals end nothing */
+    void *context;
+    uint64_t reserved[4];
+} cw_group_options;
+
+enum cw_group_reason {
+    CW_GROUP_DIED = 1,        /* its process has ended, or was killed */
+    CW_GROUP_LEFT = 2,        /* it closed the group */
+    CW_GROUP_TIMED_OUT = 3,   /* its time ran out while others were missing */
+    CW_GROUP_INTERRUPTED = 4, /* a signal's handler ended its operation (Ctrl-C) */
+    CW_GROUP_FAILED = 5       /* its operation failed in the middle */
+};
+typedef struct cw_group_break {
+    uint32_t reason; /* enum cw_group_reason */
+    uint32_t rank;   /* whose */
+    int32_t pid;
+    uint32_t reserved[5];
+} cw_group_break;
+
+/* How elements of the members become one, in the order of the ranks. */
+typedef enum cw_reduction {
+    CW_SUM = 1,
+    CW_PROD = 2,
+    CW_MIN = 3, /* NaN, where one is */
+    CW_MAX = 4,
+    CW_LAND = 5, /* logical and: 1 or 0; integers and bools, as all that follow */
+    CW_LOR = 6,
+    CW_LXOR = 7,
+    CW_BAND = 8, /* bitwise and */
+    CW_BOR = 9,
+    CW_BXOR = 10,
+    CW_REDUCTIONS
+} cw_reduction;
+
+/*
+ * Joins the group under a name, of so many members, and waits until all are there. rank -1: the
+ * lowest that is free; either all members give their rank, or none does. The caller owns *out.
+ * -EINVAL: size is not 1 to CW_GROUP_RANKS_MAX, rank not below it, the name is none, or the group
+ * is being joined with another size; -EEXIST: the rank is taken; -EBUSY: the group has all its
+ * members; -ETIMEDOUT: it was not complete in time, or members of an earlier group of that name
+ * live on; -EINTR, -ECONNRESET, -EDQUOT; -EPERM: it runs in another pid or time namespace.
+ */
+int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t rank,
+                  const cw_group_options *options, cw_group **out);
+/* Leaves. Others that wait for this member, or will, find the group broken; so after the last
+ * operation all may close at once. NULL is allowed. */
+void cw_group_close(cw_group *group);
+uint32_t cw_group_rank(const cw_group *group);
+uint32_t cw_group_size(const cw_group *group);
+/* Operations of all members that this one has completed so far. */
+uint64_t cw_group_completed(const cw_group *group);
+/* 1: it is broken, and *out tells how; 0: not, as far as anybody knows. Does not block. */
+int cw_group_broken(cw_group *group, cw_group_break *out);
+/* Waits until all members are here. Blocks. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EINVAL: another
+ * member is in another operation (all are told, and the group goes on), -EBUSY. */
+int cw_group_barrier(cw_group *group);
+/* The same in two calls: 0: done; -EAGAIN: cw_group_barrier_finish() comes next. Looks for about a
+ * microsecond, and does not block. */
+int cw_group_barrier_begin(cw_group *group);
+int cw_group_barrier_finish(cw_group *group);
+/*
+ * After -EOWNERDEAD or -ETIMEDOUT: the members that are left make a new group of fewer, with ranks
+ * in the same order; cw_group_rank(), cw_group_size() and cw_group_completed() tell what is new: of
+ * the numbers of completed operations the lowest, since some may have completed one that others
+ * have not. Waits until each member has called it, or has ended or closed the group. -EINVAL: the
+ * group is not broken. -ETIMEDOUT: a member that lives did not call it; -EINTR; call it again.
+ * -EOWNERDEAD: the others went on without this one.
+ */
+int cw_group_reform(cw_group *group);
+
+/*
+ * Elements of one member, contiguous, in host memory. array: one of this client's, in which data
+ * lies; then the others read and write it in place. NULL: any memory; what the others need of it
+ * goes through memory of the group's.
+ */
+typedef struct cw_group_memory {
+    void *data;
+    cw_array *array;
+} cw_group_memory;
+
+/*
+ * Operations of all members. dtype as of a layout, count in elements; dtype, count, root and
+ * reduction are the same for all members: -EINVAL on all of them where they are not, and nothing
+ * was done. Each blocks until its own part is done: what it was given may be changed then. Where no
+ * other rule is told, send and receive do not overlap. Memory on a GPU: -ENODEV.
+ *
+ * An operation that fails otherwise (-EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT, -ECONNRESET) leaves
+ * what was sent as it is, and what was to be received with no meaning.
+ */
+/* root's count elements come to all. */
+int cw_group_bcast(cw_group *group, cw_group_memory data, uint64_t count, const char *dtype,
+                   uint32_t root);
+/* Of root's size * count elements, each member receives count, by rank. send counts at root alone.
+ */
+int cw_group_scatter(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
+                     const char *dtype, uint32_t root);
+/* Root receives size * count elements: count of each member, by rank. receive counts at root alone.
+ */
+int cw_group_gather(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
+                    const char *dtype, uint32_t root);
+/* The same for all members. In place: send lies in receive, where it belongs. */
+int cw_group_allgather(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                       uint64_t count, const char *dtype);
+/*
+ * count elements of each member become count at root, in the order of the ranks, so that the result
+ * is the same each time. In place: send is receive. float16 and bfloat16 are computed in float32
+ * and rounded once.
+ */
+int cw_group_reduce(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
+                    const char *dtype, cw_reduction reduction, uint32_t root);
+/* The same for all members, all of which get the same bits. Where send and receive of all members
+ * are arrays, each member computes a part of the result and stores it for all; receive may be one
+ * array for all. */
+int cw_group_allreduce(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                       uint64_t count, const char *dtype, cw_reduction reduction);
+/* size * count elements of each member become count on each, by rank. */
+int cw_group_reduce_scatter(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                            uint64_t count, const char *dtype, cw_reduction reduction);
+/* Of its size * count elements, each member sends count to each, and receives count of each. */
+int cw_group_alltoall(cw_group *group, cw_group_memory send, cw_group_memory receive,
+                      uint64_t count, const char *dtype);
+
+/*
+ * Bytes of any length. from and to: a rank, or CW_GROUP_ALL; one of them is CW_GROUP_ALL. label
+ * (0 to 255): all members give the same. *out: one part a rank, of size 0 and NULL where that
+ * member sent nothing, or this one does not receive; the caller owns it: cw_group_parts_free() with
+ * the group's size. Blocks, as the operations above.
+ */
+#define CW_GROUP_ALL UINT32_MAX
+typedef struct cw_group_part {
+    void *data;
+    uint64_t size_bytes;
+} cw_group_part;
+int cw_group_exchange(cw_group *group, const void *data, uint64_t size_bytes, uint32_t from,
+                      uint32_t to, uint32_t label, cw_group_part **out);
+/* NULL is allowed. */
+void cw_group_parts_free(cw_group_part *parts, uint32_t count);
+
+/*
+ * Messages from one member to another. They arrive in the order in which one member sent them; a
+ * receiver picks by source and tag, and what it does not ask for waits. Sending copies, and blocks
+ * only where CW_GROUP_MESSAGES_MAX messages wait at the receiver. A time that runs out, or a
+ * signal's handler, ends the call and breaks nothing: nothing was sent, or received.
+ */
+#define CW_GROUP_MESSAGES_MAX 4096
+typedef struct cw_group_message {
+    uint32_t source; /* a rank */
+    int32_t tag;
+    uint32_t kind; /* the sender's number */
+    uint32_t reserved;
+    uint64_t size_bytes;
+    void *data;  /* until cw_group_message_end() */
+    void *owner; /* the library's */
+} cw_group_message;
+/* kind: any number, for the receiver. tag: 0 or more. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT. */
+int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
+                  uint32_t to, int32_t tag);
+/* Waits for a message from source (-1: anybody) with a tag (-1: any). The caller owns what is in
+ * *out: cw_group_message_end(). Blocks. -EOWNERDEAD (whoever of those that could send it is gone),
+ * -ETIMEDOUT, -EINTR. */
+int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_message *out);
+/* Gives a message back, as the next one to be received. */
+int cw_group_unreceive(cw_group *group, cw_group_message *message);
+void cw_group_message_end(cw_group_message *message);
+
 /* ---- pools: tasks of one process to its workers, which are in groups; within a group whoever
  * takes a task first has it ---- */
 

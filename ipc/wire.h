@@ -254,7 +254,7 @@ struct cw_block_name {
 #define CW_GROUP_ASKED       480u       /* members that one GROUP names */
 #define CW_GROUP_MEMBERS_MAX 65536u     /* of one anchor */
 #define CW_GROUPED_MAX       (1u << 20) /* anchors and members, of all clients together */
-struct cw_group { /* GROUP body; then count of cw_block_name. No block is anchor and member */
+struct cw_block_group { /* GROUP body; then count of cw_block_name. No block is anchor and member */
     struct cw_block_name anchor;
     uint32_t count;
     uint32_t reserved; /* 0 */
@@ -407,9 +407,9 @@ _Static_assert(sizeof(struct cw_remote) == 72 && sizeof(struct cw_remote_names) 
                    sizeof(struct cw_deed_done) == 8 && sizeof(struct cw_fast_path_answer) == 48,
                "layout");
 _Static_assert(sizeof(struct cw_wait_after) == 16 && sizeof(struct cw_claim) == 24 &&
-                   sizeof(struct cw_group) == 24 && sizeof(struct cw_put_tree) == 48 &&
+                   sizeof(struct cw_block_group) == 24 && sizeof(struct cw_put_tree) == 48 &&
                    sizeof(struct cw_find_version) == 16 && sizeof(struct cw_version) == 40 &&
-                   sizeof(struct cw_message) + sizeof(struct cw_group) +
+                   sizeof(struct cw_message) + sizeof(struct cw_block_group) +
                            CW_GROUP_ASKED * sizeof(struct cw_block_name) <=
                        CW_MESSAGE_MAX,
                "layout");

@@ -59,6 +59,7 @@ def make() -> FFI:
         "cableway._cableway",
         '#include "ipc/cableway.h"\n#include "extra.h"\n#include "hooks.h"\n',
         sources=["csrc/hooks.c"],
+        extra_compile_args=["-O2"],  # as in setup.py
         include_dirs=[str(header_dir()), str(HERE / "csrc")],
         depends=[
             str(build_dir() / "libcableway-python.so.0"),

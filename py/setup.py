@@ -16,8 +16,9 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent.parent
 DISPATCH_PARTS = (
     "", "_plain", "_small", "_parent", "_submit", "_collect", "_calls", "_outcome", "_begin",
-    "_worker", "_defer", "_queue", "_lease_cell", "_answer", "_arrays",
+    "_worker", "_defer", "_queue", "_group", "_elements", "_lease_cell", "_answer", "_arrays",
 )  # fmt: skip
+OPTIMISED = ["-O2"]  # CFLAGS of the environment, if only empty, replaces what Python was built with
 BUILD = Path(os.environ.get("CABLEWAY_BUILD_DIR", ROOT / "build"))
 LIBRARY = BUILD / "libcableway-python.so.0"
 PROGRAMS = ["cablewayd", "cableway-mover", "cableway"]
@@ -85,6 +86,7 @@ setup(
             sources=["csrc/dlpack.c", "csrc/dlpack_leaves.c"],
             include_dirs=[str(ROOT), "csrc"],
             depends=["csrc/dlpack.h", str(ROOT / "ipc" / "tree" / "index.h")],
+            extra_compile_args=OPTIMISED,
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,
         ),
@@ -94,6 +96,7 @@ setup(
             include_dirs=[str(ROOT), "csrc"],
             depends=[*map(str, Path("csrc").glob("dispatch*.h")), str(ROOT / "ipc" / "cableway.h")],
             define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
+            extra_compile_args=OPTIMISED,
             # Never unloaded: it has a fork handler.
             extra_link_args=[str(LIBRARY), "-Wl,-rpath,$ORIGIN", "-Wl,-z,nodelete"],
             libraries=["pthread"],

@@ -120,7 +120,7 @@ static int anchor_check(struct cwd_broker *b, const struct cw_block_name *anchor
 
 int cwd_group(struct cwd_broker *b, const void *body, uint32_t body_bytes) {
     struct cw_block_name members[CW_GROUP_ASKED];
-    struct cw_group head;
+    struct cw_block_group head;
     memcpy(&head, body, sizeof head);
     if (head.count > CW_GROUP_ASKED || head.reserved ||
         body_bytes != sizeof head + head.count * sizeof *members)

@@ -343,7 +343,7 @@ static const struct operation {
     [CW_OP_CHANGES] = {serve_changes, EXACT(cw_changes), 1, QUESTION},
     [CW_OP_REPLICA] = {serve_replica, sizeof(struct cw_replica), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_DEED] = {serve_deed, sizeof(struct cw_deed), CW_MESSAGE_MAX, 1, EFFECT},
-    [CW_OP_GROUP] = {serve_group, sizeof(struct cw_group), CW_MESSAGE_MAX, COST_SCAN, EFFECT},
+    [CW_OP_GROUP] = {serve_group, sizeof(struct cw_block_group), CW_MESSAGE_MAX, COST_SCAN, EFFECT},
     [CW_OP_PUT_TREE] = {serve_put_tree, sizeof(struct cw_put_tree), CW_MESSAGE_MAX, 1, EFFECT},
     [CW_OP_FIND_VERSION] = {serve_find_version, sizeof(struct cw_find_version), CW_MESSAGE_MAX, 1,
                             QUESTION},

@@ -273,7 +273,7 @@ int cw_index_group(cw_client *client, cw_array *array, const struct cw_index_par
     do { /* also without parts: the index is an anchor */
         uint32_t some = part_count - done;
         some = some < CW_GROUP_ASKED ? some : CW_GROUP_ASKED;
-        struct cw_group head = {
+        struct cw_block_group head = {
             .anchor = {.slab = array->slab->id, .block = array->block, .gen = array->gen},
             .count = some};
         for (uint32_t i = 0; i < some; i++)

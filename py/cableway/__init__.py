@@ -27,6 +27,7 @@ from cableway.errors import (
     BrokerLost,
     DeviceError,
     Error,
+    GroupBroken,
     LayoutChanged,
     LimitExceeded,
     NameNotFound,
@@ -48,6 +49,7 @@ from cableway.tree import Tree
 
 if TYPE_CHECKING:
     from cableway.executor import Executor
+    from cableway.group import Group
     from cableway.pool import Pool
     from cableway.queue import JoinableQueue, Queue, SimpleQueue
 
@@ -59,6 +61,8 @@ __all__ = [
     "DeviceError",
     "Error",
     "Executor",
+    "Group",
+    "GroupBroken",
     "In",
     "InOut",
     "JoinableQueue",
@@ -104,6 +108,7 @@ __version__ = "0.1.0"
 # Imported when first used: they need multiprocessing.
 _LATER = {
     "Executor": "cableway.executor",
+    "Group": "cableway.group",
     "JoinableQueue": "cableway.queue",
     "Pool": "cableway.pool",
     "Queue": "cableway.queue",

@@ -20,6 +20,7 @@ __all__ = [
     "BrokerLost",
     "DeviceError",
     "Error",
+    "GroupBroken",
     "LayoutChanged",
     "LimitExceeded",
     "NameNotFound",
@@ -76,6 +77,28 @@ class DeviceError(Error):
 
 class ProducerDied(Error):
     """The process that wrote the data died before its work was complete."""
+
+
+class GroupBroken(ProducerDied):
+    """A member of the group has ended, left, or given up, so that the operation cannot be completed. Every other member is told.
+
+    `Group.reform` goes on with the members that are left.
+
+    Attributes:
+        rank: of the member that broke the group.
+        pid: of its process.
+        reason: "died" (its process has ended), "left" (it closed the group), "timeout" (its time ran out while it waited for
+            others), "interrupted" (a signal's handler raised in its operation, as Ctrl-C does) or "failed" (its operation failed
+            in the middle).
+    """
+
+    def __init__(
+        self, sentence: str = "", *, rank: int | None = None, pid: int | None = None, reason: str = ""
+    ) -> None:
+        super().__init__(sentence)
+        self.rank = rank
+        self.pid = pid
+        self.reason = reason
 
 
 class WorkerDied(Error):
@@ -154,3 +177,11 @@ def from_status(status: int, sentence: str) -> Exception:
     if not sentence:
         sentence = errno.errorcode.get(-status, str(status))
     return kind(sentence)
+
+
+_BREAKS = {1: "died", 2: "left", 3: "timeout", 4: "interrupted", 5: "failed"}  # enum cw_group_reason
+
+
+def group_broken(sentence: str, reason: int, rank: int, pid: int) -> GroupBroken:
+    """The exception for a broken group, from the library's numbers."""
+    return GroupBroken(sentence, rank=rank, pid=pid, reason=_BREAKS.get(reason, ""))

@@ -150,6 +150,8 @@ static PyMethodDef functions[] = {
     {"pool_unmap", pool_unmap, METH_VARARGS, "(address, nbytes): ends that."},
     {"pairs_fill", pairs_fill, METH_VARARGS,
      "(pairs, address, usable, describe, leases): cw_pair of the first so many pairs."},
+    {"elements_types", elements_types, METH_VARARGS,
+     "Tells the array type, that of leases, and the texts of dtypes by dtype."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
 };
@@ -183,7 +185,8 @@ PyMODINIT_FUNC PyInit__dispatch(void) {
          add_type(module, "Dispatch", &dispatch_spec) ||
          add_type(module, "WorkerEnd", &worker_spec) || add_type(module, "QueueEnd", &queue_spec) ||
          add_type(module, "LeaseCell", &lease_cell_spec) ||
-         add_type(module, "Answer", &answer_spec) || add_type(module, "Fields", &fields_spec) ||
+         add_type(module, "GroupEnd", &group_spec) || add_type(module, "Answer", &answer_spec) ||
+         add_type(module, "Fields", &fields_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||

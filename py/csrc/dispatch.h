@@ -68,7 +68,7 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 PyObject *raise_failure(int code);
 
 extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, lease_cell_spec,
-    answer_spec, fields_spec;
+    answer_spec, fields_spec, group_spec;
 
 /* ---- dispatch_lease_cell.c ---- */
 
@@ -81,6 +81,38 @@ cw_array *lease_cell_array_in(PyObject *cell);
 /* ---- dispatch_arrays.c ---- */
 
 extern PyTypeObject *fields_type; /* made of fields_spec */
+/* Some of what an Array holds; borrowed, NULL: not set. */
+struct array_fields {
+    PyObject *lease, *layout, *offset;
+};
+/* Whether an object is an Array: 1 or 0. */
+int fields_of(PyObject *object, struct array_fields *out);
+
+/* ---- dispatch_elements.c ---- */
+
+/* Elements of an array, for an operation of a group; borrowed from it. */
+struct elements {
+    cw_group_memory memory;
+    unsigned long long count;
+    PyObject *text; /* bytes: the dtype, the same object for the same dtype */
+};
+/* What is known of layouts of Arrays: a few of them, the last ones that were told. */
+#define LAYOUTS_KNOWN 8
+struct layouts_known {
+    PyObject *layout[LAYOUTS_KNOWN], *text[LAYOUTS_KNOWN];
+    unsigned long long count[LAYOUTS_KNOWN];
+    unsigned next;
+};
+/* 1: an array whose elements are found without a line of Python: an ndarray that owns its memory,
+ * or an Array in host memory whose layout is known, contiguous, and writable where it has to be.
+ * 0: any other, or one that is refused; Python finds out. Never sets an exception. */
+int elements_of(PyObject *object, int writable, const struct layouts_known *known,
+                struct elements *out);
+/* Notes the layout of an Array; and forgets all. */
+void layouts_note(struct layouts_known *known, PyObject *layout, PyObject *text,
+                  unsigned long long count);
+void layouts_forget(struct layouts_known *known);
+PyObject *elements_types(PyObject *module, PyObject *args);
 PyObject *pairs_fill(PyObject *module, PyObject *args);
 
 extern PyTypeObject *answer_type;  /* made of answer_spec */

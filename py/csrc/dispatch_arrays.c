@@ -20,6 +20,14 @@ typedef struct {
 
 PyTypeObject *fields_type;
 
+int fields_of(PyObject *object, struct array_fields *out) {
+    if (!PyObject_TypeCheck(object, fields_type))
+        return 0;
+    const Fields *fields = (const Fields *)object;
+    *out = (struct array_fields){fields->lease, fields->layout, fields->offset};
+    return 1;
+}
+
 static int fields_traverse(PyObject *self, visitproc visit, void *arg) {
     Fields *fields = (Fields *)self;
     Py_VISIT(fields->lease);

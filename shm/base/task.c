@@ -29,8 +29,15 @@ static void watch_forks(void) {
     pthread_atfork(NULL, NULL, forget_self);
 }
 
-/* State and start of a thread. 0, -ESRCH when there is none, -EAGAIN when it cannot be told. */
-static int look(uint32_t tid, char *state, uint64_t *start) {
+/* What /proc tells of a thread. */
+struct seen {
+    char state;
+    uint64_t start;
+    unsigned long threads; /* of its process, as far as they have not ended */
+};
+
+/* 0, -ESRCH when there is no such thread, -EAGAIN when it cannot be told. */
+static int look(uint32_t tid, struct seen *seen) {
     char path[32], text[1024];
     snprintf(path, sizeof path, "/proc/%u/stat", tid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -45,13 +52,17 @@ static int look(uint32_t tid, char *state, uint64_t *start) {
     char *at = strrchr(text, ')'); /* the name may hold anything */
     if (!at || at[1] != ' ' || !at[2])
         return -EAGAIN;
-    *state = at[2];
+    seen->state = at[2];
     at += 3;
-    for (int field = 3; field < 21 && at; field++) /* at stands behind field 3; the 22nd is it */
+    seen->threads = 0;
+    for (int field = 3; field < 21 && at; field++) { /* at stands behind that field */
+        if (field == 19)
+            seen->threads = strtoul(at, NULL, 10);
         at = strchr(at + 1, ' ');
+    }
     if (!at)
         return -EAGAIN;
-    *start = strtoull(at + 1, NULL, 10);
+    seen->start = strtoull(at + 1, NULL, 10);
     return 0;
 }
 
@@ -64,31 +75,52 @@ uint64_t cw_task_self(void) {
         return self_word;
     pthread_once(&once, watch_forks);
     uint32_t tid = (uint32_t)syscall(SYS_gettid);
-    char state;
-    uint64_t start;
+    struct seen seen;
     /* Without /proc nobody can tell that we died, and nobody takes us for dead. */
-    if (look(tid, &state, &start) != 0)
+    if (look(tid, &seen) != 0)
         return word_of(tid, 0);
-    self_word = word_of(tid, start);
+    self_word = word_of(tid, seen.start);
     return self_word;
 }
 
-bool cw_task_runs(uint64_t task) {
+uint64_t cw_task_process(void) {
+    uint32_t pid = (uint32_t)getpid();
+    struct seen seen;
+    return word_of(pid, look(pid, &seen) ? 0 : seen.start);
+}
+
+static bool ended(char state) {
+    return state == 'Z' || state == 'X' || state == 'x';
+}
+
+/* 1: the thread that the word names is there, and *seen tells of it; 0: it is not; -1: who knows?
+ */
+static int find(uint64_t task, struct seen *seen) {
     uint32_t tid = task & TID_MASK;
-    char state;
-    uint64_t start;
-    int code = look(tid, &state, &start);
+    int code = look(tid, seen);
     if (code)
-        return code != -ESRCH;
+        return code == -ESRCH ? 0 : -1;
     if (task >> TID_BITS == 0)
-        return true; /* it could not tell its start: its number is all that is known */
-    return word_of(tid, start) == task && state != 'Z' && state != 'X' && state != 'x';
+        return -1; /* it could not tell its start: its number is all that is known */
+    return word_of(tid, seen->start) == task;
+}
+
+bool cw_task_process_runs(uint64_t process) {
+    struct seen seen;
+    int found = find(process, &seen);
+    /* A first thread that has ended stays, as a zombie, until the others have. */
+    return found < 0 || (found && (!ended(seen.state) || seen.threads > 1));
+}
+
+bool cw_task_runs(uint64_t task) {
+    struct seen seen;
+    int found = find(task, &seen);
+    return found < 0 || (found && !ended(seen.state));
 }
 
 bool cw_task_ready(uint64_t task) {
-    char state;
-    uint64_t start;
-    return look(task & TID_MASK, &state, &start) == 0 && state == 'R';
+    struct seen seen;
+    return look(task & TID_MASK, &seen) == 0 && seen.state == 'R';
 }
 
 uint64_t cw_task_world(void) {

@@ -18,6 +18,10 @@
 
 /* The calling thread's own word. Reads /proc once a thread (and once after a fork). Never 0. */
 uint64_t cw_task_self(void);
+/* The word of the calling process: that of its first thread. Reads /proc. Never 0. */
+uint64_t cw_task_process(void);
+/* Does the process with that word still run, that is any thread of it? As cw_task_runs(). */
+bool cw_task_process_runs(uint64_t process);
 /* Does that thread still run? A thread that has ended and was not reaped yet does not. If this
  * cannot be found out (no descriptor left), the answer is true; the caller asks again later. */
 bool cw_task_runs(uint64_t task);

@@ -199,7 +199,7 @@ static void say_tree(struct world *w, struct input *in) {
         struct cw_message head;
         union {
             struct {
-                struct cw_group head;
+                struct cw_block_group head;
                 struct cw_block_name members[4];
             } group;
             struct {
@@ -226,8 +226,8 @@ static void say_tree(struct world *w, struct input *in) {
         message.body.put.rest[2] = (char)('a' + (how >> 2 & 3));
         message.head.size_bytes = (uint32_t)(sizeof message.head + sizeof *head) + 11;
     } else {
-        struct cw_group *head = &message.body.group.head;
-        *head = (struct cw_group){
+        struct cw_block_group *head = &message.body.group.head;
+        *head = (struct cw_block_group){
             .anchor = {.slab = slab, .block = block, .gen = gen_of(w, slab, block)},
             .count = how >> 1 & 3};
         for (uint32_t i = 0; i < head->count; i++) {

@@ -245,6 +245,7 @@ int main(int argc, char **argv) {
     add(model_floor_scenarios);
     add(model_fence_scenarios);
     add(model_directory_scenarios);
+    add(model_barrier_scenarios);
     add(model_queue_scenarios);
     add(model_order_scenarios);
     add(model_dispatch_scenarios);

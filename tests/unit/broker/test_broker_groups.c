@@ -47,7 +47,7 @@ static struct cw_block_name name_of(const struct maker *maker, uint32_t block) {
 static int group(struct raw_client *client, struct cw_block_name anchor,
                  const struct cw_block_name *members, uint32_t count) {
     uint8_t body[CW_MESSAGE_MAX];
-    struct cw_group head = {.anchor = anchor, .count = count};
+    struct cw_block_group head = {.anchor = anchor, .count = count};
     memcpy(body, &head, sizeof head);
     memcpy(body + sizeof head, members, count * sizeof *members);
     return raw_call(client, CW_OP_GROUP, body, (uint32_t)(sizeof head + count * sizeof *members),
@@ -275,7 +275,7 @@ static void a_form_that_is_none_ends_the_client(void **state) {
     assert_true(raw_broker_start(&broker, NULL, NULL));
     maker_open(&maker);
     carve(&maker);
-    struct cw_group head = {.anchor = name_of(&maker, 0), .count = 2}; /* and none of them */
+    struct cw_block_group head = {.anchor = name_of(&maker, 0), .count = 2}; /* and none of them */
     assert_int_equal(raw_call(&maker.client, CW_OP_GROUP, &head, sizeof head, &mail), -ECONNRESET);
     assert_true(raw_dropped(&maker.client));
     raw_slab_close(&maker.slab);

@@ -1,0 +1,148 @@
+"""Operations of a group on buffers: arguments are checked here, the library does the rest (`cw_group_allreduce` and its like)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cableway._core import words
+from cableway._core.library import lib
+from cableway._group import elements
+from cableway._group.elements import Elements
+from cableway.array import Array
+
+__all__ = ["REDUCTIONS", "reduction_of"]
+
+REDUCTIONS = {
+    "sum": lib.CW_SUM, "prod": lib.CW_PROD, "min": lib.CW_MIN, "max": lib.CW_MAX, "land": lib.CW_LAND, "lor": lib.CW_LOR,
+    "lxor": lib.CW_LXOR, "band": lib.CW_BAND, "bor": lib.CW_BOR, "bxor": lib.CW_BXOR,
+}  # fmt: skip
+BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL = range(2, 10)
+NO_ROOT = 0xFFFF
+_NOTHING = (0, 0)
+
+
+def reduction_of(op: str) -> int:
+    """The number of a reduction.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    found = REDUCTIONS.get(op) if isinstance(op, str) else None
+    if found is None:
+        raise ValueError(
+            f"op is one of {', '.join(map(repr, REDUCTIONS))}, not {op!r}; functions of one's own are for objects (allreduce)"
+        )
+    return int(found)
+
+
+def shape_of(what: Any) -> tuple[int, ...]:
+    """The shape of what is sent."""
+    return what.shape if isinstance(what, (Array, np.ndarray)) else np.shape(what)
+
+
+def check_alike(sent: Elements, got: Elements, size: int, name: str) -> None:
+    """Raises ValueError unless `got` has the dtype of `sent` and so many elements."""
+    if got.text != sent.text:
+        raise ValueError(
+            f"{name}: elements of {words.name(sent.dtype)} are sent and received into {words.name(got.dtype)}: the dtypes have to "
+            f"be the same"
+        )
+    if got.size != size:
+        raise ValueError(f"{name}: {size} elements are received into an array of {got.size}")
+
+
+def blocks_of(whole: Elements, size: int, name: str) -> int:
+    """Elements of each of `size` equal blocks.
+
+    Raises:
+        ValueError: they do not divide.
+    """
+    if whole.size % size:
+        raise ValueError(
+            f"{name}: {whole.size} elements do not divide into equal blocks for {size} members"
+        )
+    return whole.size // size
+
+
+def run(
+    end: Any,
+    kind: int,
+    sent: Elements | None,
+    got: Elements | None,
+    count: int,
+    reduction: int = 0,
+    root: int = NO_ROOT,
+) -> None:
+    """Calls the library."""
+    known = sent or got
+    assert known is not None
+    if root < 0:
+        raise ValueError(f"root {root}: a rank is 0 or more")
+    from_address, from_array = _NOTHING if sent is None else (sent.address, sent.array)
+    to_address, to_array = _NOTHING if got is None else (got.address, got.array)
+    end.collect(
+        kind, from_address, from_array, to_address, to_array, count, known.text, reduction, root
+    )
+
+
+def reduce(end: Any, kind: int, send: Any, out: Any, op: str, root: int, receives: bool) -> Any:
+    """Reduce and Allreduce."""
+    reduction, sent, got = reduction_of(op), elements.send(send), None
+    if receives:
+        if out is None:
+            out = elements.like(sent, shape_of(send))
+        got = elements.receive(out)
+        check_alike(sent, got, sent.size, "out")
+    run(end, kind, sent, got, sent.size, reduction, root)
+    if kind == ALLREDUCE:
+        for array in (send, out):
+            if isinstance(array, Array):  # the next time Python is not needed
+                end.know(array._layout_now(), sent.text, sent.size)
+    return out if receives else None
+
+
+def gather(end: Any, kind: int, send: Any, out: Any, root: int, receives: bool, size: int) -> Any:
+    """Gather and Allgather."""
+    sent, got = elements.send(send), None
+    if receives:
+        if out is None:
+            out = elements.like(sent, (size, *shape_of(send)))
+        got = elements.receive(out)
+        check_alike(sent, got, sent.size * size, "out")
+    run(end, kind, sent, got, sent.size, 0, root)
+    return out if receives else None
+
+
+def split(end: Any, kind: int, send: Any, out: Any, op: str | None, size: int) -> Any:
+    """Reduce_scatter and Alltoall: what is sent has a block for each member."""
+    reduction = 0 if op is None else reduction_of(op)
+    sent = elements.send(send)
+    count = blocks_of(sent, size, "send")
+    if out is None:
+        shape = shape_of(send)
+        block = shape[1:] if shape and shape[0] == size else (count,)
+        out = elements.like(sent, block if reduction else shape)
+    got = elements.receive(out)
+    check_alike(sent, got, count if reduction else sent.size, "out")
+    run(end, kind, sent, got, count, reduction)
+    return out
+
+
+def scatter(end: Any, send: Any, out: Any, root: int, rank: int, size: int) -> Any:
+    """Scatter."""
+    got = elements.receive(out)
+    sent = None
+    if rank == root:
+        sent = elements.send(send)
+        check_alike(sent, got, blocks_of(sent, size, "send"), "out")
+    run(end, SCATTER, sent, got, got.size, 0, root)
+    return out
+
+
+def bcast(end: Any, data: Any, root: int, rank: int) -> Any:
+    """Bcast."""
+    what = elements.send(data, "data") if rank == root else elements.receive(data, "data")
+    run(end, BCAST, what, what, what.size, 0, root)
+    return data

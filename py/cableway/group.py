@@ -1,0 +1,349 @@
+"""Groups of processes that compute together: `Group` joins one by name.
+
+>>> import cableway as cw
+>>> with cw.Group("docs", 1) as g:
+...     g.barrier()
+...     g.rank, g.size
+(0, 1)
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from cableway import _dispatch, client, create
+from cableway._group import objects, operations
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from cableway.array import Array
+
+__all__ = ["Group"]
+
+_FOR_EVER_SECONDS = 1e9  # and longer: for ever
+
+
+def _nanoseconds(timeout: float | None) -> int:
+    if timeout is None or timeout > _FOR_EVER_SECONDS:
+        return -1
+    return max(0, int(timeout * 1e9))
+
+
+class Group:
+    """A member of a group of processes of one machine, which join by name and then meet in collective operations.
+
+    The processes need not be related. Every member calls the same operations in the same order. If a member dies, leaves or gives
+    up, all others get `GroupBroken` at once, at the latest in their next operation, and may go on without it by `reform`. One
+    thread at a time uses a member, and a forked child is none: it joins a group of its own.
+
+    >>> import cableway as cw
+    >>> g = cw.Group("docs/sum", 1)
+    >>> g.barrier()
+    >>> g.close()
+
+    Args:
+        name: of the group: 1 to 190 bytes, as the name of an array.
+        size: number of members, 1 to 256.
+        rank: this member's number, from 0 to size - 1. None: the lowest that is free. Either all members give their rank, or none.
+        timeout: seconds for joining, and then for each operation. None: without limit.
+
+    Raises:
+        Timeout: not all members came in time, or an earlier group of that name has not ended.
+        NameTaken: another process has this rank.
+        ValueError: size or rank out of range, another size than the other members give, or a bad name.
+
+    Attributes:
+        name: of the group.
+        timeout: seconds, as given.
+    """
+
+    __slots__ = ("__weakref__", "_end", "_pid", "name", "timeout")
+
+    def __init__(
+        self, name: str, size: int, rank: int | None = None, timeout: float | None = 30
+    ) -> None:
+        connection = client.current()
+        self.name = name
+        self.timeout = timeout
+        self._pid = os.getpid()
+        number = -1 if rank is None else operator.index(rank)
+        if rank is not None and number < 0:
+            raise ValueError(f"rank {number}: a rank is 0 or more; None takes the lowest that is free")
+        self._end = _dispatch.GroupEnd(
+            connection.number, name, operator.index(size), number, _nanoseconds(timeout)
+        )
+
+    @property
+    def rank(self) -> int:
+        """This member's number, from 0 to size - 1."""
+        return self._end.numbers()[0]
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return self._end.numbers()[1]
+
+    @property
+    def completed(self) -> int:
+        """How many collective operations this member has completed. After `reform` it is the lowest number of all that are left."""
+        return self._end.numbers()[2]
+
+    def barrier(self) -> None:
+        """Waits until all members have called it. Blocks.
+
+        Raises:
+            GroupBroken: a member is gone.
+            Timeout: not all came in time; the group is broken then.
+            ValueError: another member calls another operation. All members are told, and the group goes on.
+        """
+        self._end.barrier()
+
+    def reform(self) -> None:
+        """After `GroupBroken` or `Timeout`: the members that are left go on as a group of fewer. Blocks until all of them have called
+        it, or have ended or closed the group.
+
+        `rank` and `size` are new; the ranks keep their order. Some members may have completed an operation that others have not:
+        `completed` is the lowest number of all of them, so that they can agree from where to do it again. What the interrupted
+        operation should have written has no meaning; what was sent is as it was, unless it was sent and received in place.
+
+        Raises:
+            ValueError: the group is not broken.
+            Timeout: a member lives and has not called it. It can be called again.
+            GroupBroken: the others went on without this one.
+        """
+        self._end.reform()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> list[Array]:
+        """Each member makes an array with arbitrary contents, and all map all of them. Blocks.
+
+        Operations on arrays of cableway need no copy; those that all have mapped already are opened without asking the broker.
+
+        Args:
+            shape: of this member's array: one length or a tuple of them.
+            dtype: of its elements.
+
+        Returns:
+            the arrays of all members, by rank; `g.empty(...)[g.rank]` is this member's own.
+
+        >>> import cableway as cw
+        >>> with cw.Group("docs/empty", 1) as g:
+        ...     mine = g.empty(1000, "f4")[g.rank]
+        ...     mine[...] = 1
+        ...     float(g.Allreduce(mine, out=mine).numpy()[0])
+        1.0
+        """
+        mine = create.empty(shape, dtype)
+        found = self._exchange(mine, objects.ALL, objects.ALL, objects.EMPTY)
+        found[self.rank] = mine
+        return found
+
+    # ---- on buffers: arrays of cableway and NumPy, contiguous, in host memory
+
+    def Bcast(self, data: Any, root: int = 0) -> Any:
+        """root's elements come to all. Blocks.
+
+        Args:
+            data: an array, at root to be sent, elsewhere to be received into. The same dtype and number of elements everywhere.
+            root: rank of the sender.
+
+        Returns:
+            data.
+
+        Raises:
+            GroupBroken, Timeout: as `barrier`. ValueError: a member calls something else, or with another dtype, count or root;
+            all members are told, nothing was done, and the group goes on. TypeError: the array lies on a GPU.
+        """
+        return operations.bcast(self._end, data, root, self.rank)
+
+    def Scatter(self, send: Any, out: Any, root: int = 0) -> Any:
+        """Each member receives one of root's `size` equal blocks, by rank. Blocks. send counts at root alone. Returns out."""
+        return operations.scatter(self._end, send, out, root, self.rank, self.size)
+
+    def Gather(self, send: Any, out: Any = None, root: int = 0) -> Any:
+        """root receives the elements of all members, by rank. Blocks. Returns out, elsewhere None.
+
+        Args:
+            send: as many elements on each member.
+            out: at root: an array of size times as many. None: a new one of shape (size, *shape of send).
+            root: rank of the receiver.
+        """
+        root_here = self.rank == root
+        return operations.gather(self._end, operations.GATHER, send, out, root, root_here, self.size)
+
+    def Allgather(self, send: Any, out: Any = None) -> Any:
+        """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array of shape (size, *shape)."""
+        kind, none = operations.ALLGATHER, operations.NO_ROOT
+        return operations.gather(self._end, kind, send, out, none, True, self.size)
+
+    def Reduce(self, send: Any, out: Any = None, op: str = "sum", root: int = 0) -> Any:
+        """As `Allreduce`, for root alone. Blocks. Returns out, elsewhere None."""
+        root_here = self.rank == root
+        return operations.reduce(self._end, operations.REDUCE, send, out, op, root, root_here)
+
+    def Allreduce(self, send: Any, out: Any = None, op: str = "sum") -> Any:
+        """Elements of all members become one, everywhere the same bits. Blocks.
+
+        They are computed in the order of the ranks, so the result is the same each time; float16 and bfloat16 in float32, and
+        rounded once. Where all send and receive in arrays of cableway, nothing is copied: each member computes a part for all.
+
+        Args:
+            send: an array; the same dtype and number of elements on each member.
+            out: an array for the result; may be send, or one array of cableway for all members. None: a new one.
+            op: "sum", "prod", "min", "max" (NaN, where one is); of integers and bools also "land", "lor", "lxor" (logical) and
+                "band", "bor", "bxor" (bitwise). Sums and products of integers wrap around.
+
+        Returns:
+            out.
+
+        >>> import numpy as np, cableway as cw
+        >>> with cw.Group("docs/allreduce", 1) as g:
+        ...     g.Allreduce(np.arange(3))
+        array([0, 1, 2])
+        """
+        if self._end.allreduce(send, out, op):
+            return out
+        kind, none = operations.ALLREDUCE, operations.NO_ROOT
+        return operations.reduce(self._end, kind, send, out, op, none, True)
+
+    def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
+        """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
+        return operations.split(
+            self._end, operations.REDUCE_SCATTER, send, out, op, self.size
+        )
+
+    def Alltoall(self, send: Any, out: Any = None) -> Any:
+        """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
+        array.
+        """
+        return operations.split(self._end, operations.ALLTOALL, send, out, None, self.size)
+
+    def Send(self, send: Any, dest: int, tag: int = 0) -> None:
+        """Sends elements to one member. They are copied: send may be changed afterwards. Blocks only if 4,096 messages wait there.
+
+        Args:
+            send: an array.
+            dest: rank of the receiver.
+            tag: 0 or more.
+
+        Raises:
+            GroupBroken: the group is broken. Timeout: there was no room; nothing was sent, and the group goes on.
+        """
+        objects.send(self._end, send, dest, tag)
+
+    def Recv(self, out: Any, source: int | None = None, tag: int | None = None) -> Any:
+        """Receives elements from one member. Messages of one sender come in the order in which it sent them; those with another
+        source or tag wait. Blocks. Returns out.
+
+        Args:
+            out: an array of the dtype and the number of elements that were sent.
+            source: rank of the sender. None: anybody.
+            tag: of the message. None: any.
+
+        Raises:
+            GroupBroken: who could send it is gone. Timeout: none came; the group goes on. ValueError: it has other elements, or is
+            an object; it waits for the next call.
+        """
+        return objects.receive(self._end, out, source, tag)
+
+    # ---- on objects, which travel as pickles
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Sends an object to one member: as `Send`. An array of cableway in it is not copied: the receiver sees the same memory."""
+        objects.send_object(self._end, obj, dest, tag)
+
+    def recv(self, source: int | None = None, tag: int | None = None) -> Any:
+        """Receives an object: as `Recv`. Returns the object.
+
+        >>> import cableway as cw
+        >>> with cw.Group("docs/recv", 1) as g:
+        ...     g.send({"answer": 42}, 0, tag=7)
+        ...     g.recv(tag=7)
+        {'answer': 42}
+        """
+        return objects.receive_object(self._end, source, tag)
+
+    def bcast(self, obj: Any = None, root: int = 0) -> Any:
+        """root's object comes to all. Blocks. Returns it; at root obj itself. An array of cableway in it is not copied."""
+        rank = self.rank
+        found = self._exchange(obj, root, objects.ALL, objects.BCAST)
+        return obj if rank == root else found[root]
+
+    def scatter(self, objs: Any = None, root: int = 0) -> Any:
+        """Of root's `size` objects each member gets one, by rank. Blocks. objs counts at root alone."""
+        if self.rank == root:
+            objs = objects.parts_of(objs, self.size, "scatter")
+        return self._exchange(objs, root, objects.ALL, objects.SCATTER, part=True)[root]
+
+    def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
+        """root gets a list of the objects of all members, by rank; the others None. Blocks."""
+        rank = self.rank
+        found = self._exchange(obj, objects.ALL, root, objects.GATHER)
+        return found if rank == root else None
+
+    def allgather(self, obj: Any) -> list[Any]:
+        """A list of the objects of all members, by rank. Blocks."""
+        return self._exchange(obj, objects.ALL, objects.ALL, objects.ALLGATHER)
+
+    def reduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum", root: int = 0) -> Any:
+        """As `allreduce`, for root alone; the others get None. Blocks."""
+        rank, function = self.rank, objects.function_of(op)
+        found = self._exchange(obj, objects.ALL, root, objects.REDUCE)
+        return objects.fold(function, found) if rank == root else None
+
+    def allreduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
+        """One object of those of all members, in the order of the ranks, on each member. Blocks.
+
+        Args:
+            obj: this member's.
+            op: as for `Allreduce`, or a function of two objects. Each member calls it.
+
+        >>> import cableway as cw
+        >>> with cw.Group("docs/objects", 1) as g:
+        ...     g.allreduce({"seen": 1}, lambda a, b: {**a, **b})
+        {'seen': 1}
+        """
+        function = objects.function_of(op)
+        found = self._exchange(obj, objects.ALL, objects.ALL, objects.ALLREDUCE)
+        return objects.fold(function, found)
+
+    def reduce_scatter(self, objs: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
+        """Each member gives `size` objects and gets one, made of those that the members gave for its rank. Blocks."""
+        objs, function = objects.parts_of(objs, self.size, "reduce_scatter"), objects.function_of(op)
+        found = self._exchange(objs, objects.ALL, objects.ALL, objects.REDUCE_SCATTER, part=True)
+        return objects.fold(function, found)
+
+    def alltoall(self, objs: Any) -> list[Any]:
+        """Each member gives `size` objects, one for each, and gets a list of those that were for it, by rank. Blocks."""
+        objs = objects.parts_of(objs, self.size, "alltoall")
+        return self._exchange(objs, objects.ALL, objects.ALL, objects.ALLTOALL, part=True)
+
+    def _exchange(
+        self, obj: Any, source: int, to: int, label: int, *, part: bool = False
+    ) -> list[Any]:
+        return objects.exchange(self._end, obj, source, to, label, self.rank, part)
+
+    def close(self) -> None:
+        """Leaves the group. May be repeated. Members that still wait for this one, or will, get `GroupBroken`."""
+        self._end.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._end.address():
+            return f"<cableway.Group {self.name!r} closed>"
+        rank, size, completed = self._end.numbers()
+        return f"<cableway.Group {self.name!r} rank={rank} size={size} completed={completed}>"

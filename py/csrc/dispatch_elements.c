@@ -1,0 +1,149 @@
+/*
+ * dispatch_elements.c: what an operation of a group is given, found in nanoseconds: the address,
+ * the cw_array or none, the number of elements and the dtype's text. What is not found here is
+ * found, or refused, by cableway._group.elements.
+ *
+ * Nothing is kept but layouts, which never change, and the texts of dtypes, which live as long as
+ * the process. The array's memory is looked up anew each time.
+ */
+#include "dispatch.h"
+
+static PyObject *array_type, *lease_type, *texts; /* given by elements_types(), for ever */
+static PyObject *dtype_name, *base_name, *cell_name;
+
+PyObject *elements_types(PyObject *module, PyObject *args) {
+    PyObject *array, *lease, *known;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OOO", &array, &lease, &known))
+        return NULL;
+    dtype_name = PyUnicode_InternFromString("dtype");
+    base_name = PyUnicode_InternFromString("base");
+    cell_name = PyUnicode_InternFromString("cell");
+    if (!dtype_name || !base_name || !cell_name)
+        return NULL;
+    Py_INCREF(array);
+    Py_INCREF(lease);
+    Py_INCREF(known);
+    array_type = array;
+    lease_type = lease;
+    texts = known;
+    Py_RETURN_NONE;
+}
+
+void layouts_note(struct layouts_known *known, PyObject *layout, PyObject *text,
+                  unsigned long long count) {
+    unsigned at = known->next++ % LAYOUTS_KNOWN;
+    PyObject *old_layout = known->layout[at], *old_text = known->text[at];
+    Py_INCREF(layout);
+    Py_INCREF(text);
+    known->layout[at] = layout;
+    known->text[at] = text;
+    known->count[at] = count;
+    Py_XDECREF(old_layout);
+    Py_XDECREF(old_text);
+}
+
+void layouts_forget(struct layouts_known *known) {
+    for (unsigned i = 0; i < LAYOUTS_KNOWN; i++) {
+        Py_CLEAR(known->layout[i]);
+        Py_CLEAR(known->text[i]);
+    }
+}
+
+/* The address of an array's lowest byte in this process. */
+static uint8_t *lowest(const cw_array *array) {
+    cw_layout layout;
+    uint8_t *data = cw_array_data(array);
+    cw_array_layout(array, &layout);
+    for (uint32_t i = 0; i < layout.ndim; i++)
+        if (layout.strides[i] < 0)
+            return NULL;
+    return data;
+}
+
+static int of_array(const struct array_fields *fields, int writable,
+                    const struct layouts_known *known, struct elements *out) {
+    unsigned at = 0;
+    if (!fields->lease || !fields->layout || !fields->offset ||
+        (PyObject *)Py_TYPE(fields->lease) != lease_type)
+        return 0;
+    while (at < LAYOUTS_KNOWN && known->layout[at] != fields->layout)
+        at++;
+    if (at == LAYOUTS_KNOWN)
+        return 0;
+    PyObject *cell = PyObject_GetAttr(fields->lease, cell_name);
+    cw_array *array = cell ? lease_cell_array_in(cell) : NULL;
+    Py_XDECREF(cell);
+    long long offset = PyLong_AsLongLong(fields->offset);
+    if (PyErr_Occurred() || !array) {
+        PyErr_Clear();
+        return 0;
+    }
+    uint8_t *low = cw_array_gpu(array) < 0 ? lowest(array) : NULL;
+    if (!low || cw_array_inherited(array) || (writable && cw_array_readonly(array)))
+        return 0;
+    *out = (struct elements){{low + offset, array}, known->count[at], known->text[at]};
+    return 1;
+}
+
+/* The old calls of the buffer protocol: those that every Python with this limited API has. The
+ * memory stays, since the caller holds the array, and it is not resized while it is used. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+int PyObject_AsReadBuffer(PyObject *object, const void **data, Py_ssize_t *nbytes);
+int PyObject_AsWriteBuffer(PyObject *object, void **data, Py_ssize_t *nbytes);
+
+static int bytes_of(PyObject *object, int writable, void **data, Py_ssize_t *nbytes) {
+    const void *read = NULL;
+    int code = writable ? PyObject_AsWriteBuffer(object, data, nbytes)
+                        : PyObject_AsReadBuffer(object, &read, nbytes);
+    if (code)
+        PyErr_Clear();
+    else if (!writable)
+        *data = (void *)(uintptr_t)read;
+    return code == 0;
+}
+#pragma GCC diagnostic pop
+
+/* Bytes of one element, of a text that elements.py knows: the number at its end, or of a word. */
+static Py_ssize_t itemsize_of(PyObject *text) {
+    uint32_t size;
+    return cw_dtype_size(PyBytes_AsString(text), &size) ? 0 : (Py_ssize_t)size;
+}
+
+/* Does it own its memory, or is it a view of one that does? Then it is none of ours. */
+static int owns(PyObject *object) {
+    PyObject *base = PyObject_GetAttr(object, base_name);
+    int own = base == Py_None;
+    if (!base)
+        PyErr_Clear();
+    Py_XDECREF(base);
+    return own;
+}
+
+static int of_ndarray(PyObject *object, int writable, struct elements *out) {
+    Py_ssize_t nbytes, itemsize;
+    void *data;
+    PyObject *dtype = PyObject_GetAttr(object, dtype_name);
+    PyObject *text = dtype ? PyDict_GetItemWithError(texts, dtype) : NULL;
+    Py_XDECREF(dtype);
+    if (!text) {
+        PyErr_Clear();
+        return 0;
+    }
+    itemsize = itemsize_of(text);
+    if (!itemsize || !bytes_of(object, writable, &data, &nbytes))
+        return 0;
+    if (nbytes > CW_GROUP_INLINE_MAX && !owns(object))
+        return 0;
+    *out = (struct elements){{data, NULL}, (unsigned long long)(nbytes / itemsize), text};
+    return 1;
+}
+
+int elements_of(PyObject *object, int writable, const struct layouts_known *known,
+                struct elements *out) {
+    struct array_fields fields;
+    if ((PyObject *)Py_TYPE(object) == array_type)
+        return of_ndarray(object, writable, out);
+    return array_type && fields_of(object, &fields) ? of_array(&fields, writable, known, out) : 0;
+}

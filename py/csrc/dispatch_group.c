@@ -1,0 +1,382 @@
+/*
+ * dispatch_group.c: `GroupEnd`, a member of a group (cw_group in ipc/cableway.h). cableway.group
+ * makes it, and has all that is not in a hurry.
+ *
+ * Operations give up the GIL, but for the first microsecond of a barrier. A signal's handler runs
+ * in between, where the library asks for it: what it raises ends the operation, and breaks the
+ * group.
+ */
+#include "dispatch.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+typedef struct {
+    PyObject_HEAD cw_group *group;
+    struct layouts_known known;
+    unsigned using; /* threads that are in a call, without the GIL */
+} GroupEnd;
+
+/* Has a signal's handler raised? Only the main thread runs them. */
+static int interrupted(void *context) {
+    (void)context;
+    if (syscall(SYS_gettid) != getpid())
+        return 0;
+    PyGILState_STATE state = PyGILState_Ensure();
+    int raised = PyErr_CheckSignals();
+    PyGILState_Release(state);
+    return raised != 0;
+}
+
+/* What a code means; of a broken group cableway.errors makes GroupBroken, with who broke it. */
+static PyObject *group_failure(GroupEnd *end, int code) {
+    cw_group_break broken = {.reason = 0};
+    if (PyErr_Occurred()) /* the handler's */
+        return NULL;
+    if (code != -EOWNERDEAD || !end->group || !cw_group_broken(end->group, &broken))
+        return raise_failure(code);
+    PyObject *errors = PyImport_ImportModule("cableway.errors");
+    PyObject *made = errors ? PyObject_CallMethod(errors, "group_broken", "sIIi", cw_error(),
+                                                  broken.reason, broken.rank, (int)broken.pid)
+                            : NULL;
+    if (made)
+        PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+    Py_XDECREF(made);
+    Py_XDECREF(errors);
+    return NULL;
+}
+
+static PyObject *end_result(GroupEnd *end, int code) {
+    if (code)
+        return group_failure(end, code);
+    Py_RETURN_NONE;
+}
+
+static int end_init(PyObject *self, PyObject *args, PyObject *kwds) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)kwds;
+    unsigned long long client;
+    const char *name;
+    unsigned size;
+    int rank, code;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "KsIiL", &client, &name, &size, &rank, &timeout_ns))
+        return -1;
+    if (end->group) {
+        PyErr_SetString(PyExc_TypeError, "a member joins once");
+        return -1;
+    }
+    cw_group_options options = {.timeout_ns = timeout_ns, .interrupted = interrupted};
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_join((cw_client *)(uintptr_t)client, name, size, rank, &options, &end->group);
+    Py_END_ALLOW_THREADS;
+    if (code)
+        group_failure(end, code);
+    return code ? -1 : 0;
+}
+
+static PyObject *end_close(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)unused;
+    cw_group *group = end->group;
+    if (end->using) {
+        PyErr_SetString(PyExc_ValueError,
+                        "the group is in an operation, of another thread or of "
+                        "what a signal's handler interrupts: close it afterwards");
+        return NULL;
+    }
+    end->group = NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    cw_group_close(group);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static void end_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    cw_group_close(((GroupEnd *)self)->group);
+    layouts_forget(&((GroupEnd *)self)->known);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *end_barrier(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)unused;
+    int code = cw_group_barrier_begin(end->group);
+    if (code == -EAGAIN) {
+        end->using ++;
+        Py_BEGIN_ALLOW_THREADS;
+        code = cw_group_barrier_finish(end->group);
+        Py_END_ALLOW_THREADS;
+        end->using --;
+    }
+    return end_result(end, code);
+}
+
+static int collect(cw_group *group, int kind, cw_group_memory send, cw_group_memory receive,
+                   uint64_t count, const char *dtype, cw_reduction reduction, uint32_t root) {
+    switch (kind) { /* as in cableway._group.operations */
+    case 2:
+        return cw_group_bcast(group, send, count, dtype, root);
+    case 3:
+        return cw_group_scatter(group, send, receive, count, dtype, root);
+    case 4:
+        return cw_group_gather(group, send, receive, count, dtype, root);
+    case 5:
+        return cw_group_allgather(group, send, receive, count, dtype);
+    case 6:
+        return cw_group_reduce(group, send, receive, count, dtype, reduction, root);
+    case 7:
+        return cw_group_allreduce(group, send, receive, count, dtype, reduction);
+    case 8:
+        return cw_group_reduce_scatter(group, send, receive, count, dtype, reduction);
+    default:
+        return cw_group_alltoall(group, send, receive, count, dtype);
+    }
+}
+
+/* One operation, of memory by its addresses; the caller keeps it. */
+static PyObject *end_collect(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    unsigned long long from, from_array, to, to_array, count;
+    const char *dtype;
+    int kind, reduction, code;
+    unsigned root;
+    if (!PyArg_ParseTuple(args, "iKKKKKyiI", &kind, &from, &from_array, &to, &to_array, &count,
+                          &dtype, &reduction, &root))
+        return NULL;
+    cw_group_memory send = {(void *)(uintptr_t)from, (cw_array *)(uintptr_t)from_array};
+    cw_group_memory receive = {(void *)(uintptr_t)to, (cw_array *)(uintptr_t)to_array};
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = collect(end->group, kind, send, receive, count, dtype, (cw_reduction)reduction, root);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+static PyObject *end_reform(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    int code;
+    (void)unused;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_reform(end->group);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+static const struct {
+    const char *name;
+    cw_reduction reduction;
+} reductions[] = {
+    {"sum", CW_SUM}, {"max", CW_MAX},   {"min", CW_MIN},   {"prod", CW_PROD}, {"land", CW_LAND},
+    {"lor", CW_LOR}, {"lxor", CW_LXOR}, {"band", CW_BAND}, {"bor", CW_BOR},   {"bxor", CW_BXOR},
+};
+
+static cw_reduction reduction_of(PyObject *name) {
+    if (PyUnicode_Check(name))
+        for (size_t i = 0; i < sizeof reductions / sizeof *reductions; i++)
+            if (PyUnicode_CompareWithASCIIString(name, reductions[i].name) == 0)
+                return reductions[i].reduction;
+    return 0;
+}
+
+/* (send, out, op): an Allreduce, if both are found without Python, and fit: whether it was. */
+static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    GroupEnd *end = (GroupEnd *)self;
+    struct elements send, out;
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "allreduce takes send, out and op");
+        return NULL;
+    }
+    cw_reduction reduction = reduction_of(args[2]);
+    if (!reduction || !end->group || !elements_of(args[0], 0, &end->known, &send) ||
+        !elements_of(args[1], 1, &end->known, &out) || send.count != out.count ||
+        send.text != out.text)
+        return PyBool_FromLong(0);
+    const char *dtype = PyBytes_AsString(send.text);
+    int code;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_allreduce(end->group, send.memory, out.memory, send.count, dtype, reduction);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return code ? group_failure(end, code) : PyBool_FromLong(1);
+}
+
+/* ---- bytes ---- */
+
+static PyObject *list_of(cw_group_part *parts, uint32_t count) {
+    PyObject *list = PyList_New(count);
+    for (uint32_t i = 0; list && i < count; i++) {
+        PyObject *item = Py_None;
+        if (parts[i].data)
+            item = PyBytes_FromStringAndSize(parts[i].data, (Py_ssize_t)parts[i].size_bytes);
+        else
+            Py_INCREF(item);
+        if (!item || PyList_SetItem(list, i, item))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* (bytes, from, to, label): what each member sent, by rank; None: nothing, or not to us. -1: all.
+ */
+static PyObject *end_exchange(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    const char *data;
+    Py_ssize_t nbytes;
+    int from, to, code;
+    unsigned label;
+    cw_group_part *parts = NULL;
+    if (!PyArg_ParseTuple(args, "y#iiI", &data, &nbytes, &from, &to, &label))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_exchange(end->group, data, (uint64_t)nbytes,
+                             from < 0 ? CW_GROUP_ALL : (uint32_t)from,
+                             to < 0 ? CW_GROUP_ALL : (uint32_t)to, label, &parts);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    if (code)
+        return group_failure(end, code);
+    uint32_t count = cw_group_size(end->group);
+    PyObject *list = list_of(parts, count);
+    cw_group_parts_free(parts, count);
+    return list;
+}
+
+/* (address, nbytes, kind, to, tag) */
+static PyObject *end_send(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    unsigned long long address, nbytes;
+    unsigned kind, to;
+    int tag, code;
+    if (!PyArg_ParseTuple(args, "KKIIi", &address, &nbytes, &kind, &to, &tag))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_send(end->group, (void *)(uintptr_t)address, nbytes, kind, to, tag);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+/* (bytes, kind, to, tag) */
+static PyObject *end_send_bytes(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    const char *data;
+    Py_ssize_t nbytes;
+    unsigned kind, to;
+    int tag, code;
+    if (!PyArg_ParseTuple(args, "y#IIi", &data, &nbytes, &kind, &to, &tag))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_send(end->group, data, (uint64_t)nbytes, kind, to, tag);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    return end_result(end, code);
+}
+
+/*
+ * (source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes). A message of that kind
+ * and size is copied to the address, if there is one, and comes without bytes; any other one is
+ * given back then, and comes without bytes too. Address 0: any message, with its bytes.
+ */
+static PyObject *end_receive(PyObject *self, PyObject *args) {
+    GroupEnd *end = (GroupEnd *)self;
+    cw_group_message message = {.owner = NULL}, found;
+    unsigned long long address, nbytes;
+    int source, tag, code;
+    unsigned kind;
+    if (!PyArg_ParseTuple(args, "iiIKK", &source, &tag, &kind, &address, &nbytes))
+        return NULL;
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_receive(end->group, source, tag, &message);
+    found = message;
+    if (code == 0 && address && message.kind == kind && message.size_bytes == nbytes) {
+        memcpy((void *)(uintptr_t)address, message.data, nbytes);
+        cw_group_message_end(&message);
+    }
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    if (code)
+        return group_failure(end, code);
+    PyObject *data = Py_None;
+    if (address)
+        Py_INCREF(data);
+    else
+        data = PyBytes_FromStringAndSize(message.data, (Py_ssize_t)message.size_bytes);
+    /* Without memory for it, or of another kind, it is the next one to be received. */
+    if (message.owner && (address || !data || message.kind != kind))
+        cw_group_unreceive(end->group, &message);
+    else
+        cw_group_message_end(&message);
+    if (!data)
+        return NULL;
+    return Py_BuildValue("(IiIKN)", found.source, (int)found.tag, found.kind,
+                         (unsigned long long)found.size_bytes, data);
+}
+
+/* (layout, text, count): notes a layout of Arrays whose elements are contiguous. */
+static PyObject *end_know(PyObject *self, PyObject *args) {
+    PyObject *layout, *text;
+    unsigned long long count;
+    if (!PyArg_ParseTuple(args, "OO!K", &layout, &PyBytes_Type, &text, &count))
+        return NULL;
+    layouts_note(&((GroupEnd *)self)->known, layout, text, count);
+    Py_RETURN_NONE;
+}
+
+static PyObject *end_numbers(PyObject *self, PyObject *unused) {
+    cw_group *group = ((GroupEnd *)self)->group;
+    (void)unused;
+    return Py_BuildValue("(IIK)", cw_group_rank(group), cw_group_size(group),
+                         (unsigned long long)cw_group_completed(group));
+}
+
+static PyObject *end_address(PyObject *self, PyObject *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLongLong((uintptr_t)((GroupEnd *)self)->group);
+}
+
+static PyMethodDef methods[] = {
+    {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
+    {"reform", end_reform, METH_NOARGS, "Goes on with the members that are left."},
+    {"collect", end_collect, METH_VARARGS,
+     "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
+    {"allreduce", (PyCFunction)(void (*)(void))end_allreduce, METH_FASTCALL,
+     "(send, out, op): an Allreduce, if it needs no Python: whether it was."},
+    {"exchange", end_exchange, METH_VARARGS,
+     "(bytes, from, to, label): what each member sent, by rank."},
+    {"send", end_send, METH_VARARGS, "(address, nbytes, kind, to, tag)"},
+    {"send_bytes", end_send_bytes, METH_VARARGS, "(bytes, kind, to, tag)"},
+    {"receive", end_receive, METH_VARARGS,
+     "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes)"},
+    {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},
+    {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
+    {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},
+    {"address", end_address, METH_NOARGS, "The address of the cw_group, 0: closed."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_init, end_init},
+    {Py_tp_dealloc, end_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_doc,
+     "GroupEnd(client, name, size, rank, timeout_ns): joins, and waits for all members."},
+    {0, NULL},
+};
+PyType_Spec group_spec = {
+    .name = "cableway._dispatch.GroupEnd",
+    .basicsize = sizeof(GroupEnd),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};

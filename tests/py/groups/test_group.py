@@ -1,0 +1,235 @@
+"""Groups: joining by name, barriers, leaving."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+from group_support import Member, group, has_joined, members, outcomes
+from waiting import eventually
+
+import cableway as cw
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+
+
+def test_unrelated_processes_join_by_name() -> None:
+    script = """
+import cableway as cw
+with cw.Group("train", 3) as g:
+    for _ in range(100):
+        g.barrier()
+    print(g.rank, g.size, g.name, g.completed)
+"""
+    started = [
+        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = sorted(process.communicate(timeout=120)[0].split() for process in started)
+    assert said == [[str(rank), "3", "train", "100"] for rank in range(3)]
+    assert not cw.names(".group/"), "who leaves last takes the name away"
+
+
+def test_nobody_passes_a_barrier_before_all_have_come() -> None:
+    steps = cw.zeros(4, "i8")
+
+    def step(g: cw.Group, _pipe: Any, rounds: int) -> bool:
+        mine = steps.numpy()
+        for i in range(rounds):
+            mine[g.rank] = i
+            g.barrier()
+            if (mine < i).any():
+                return False
+            g.barrier()
+        return True
+
+    assert outcomes("steps", 4, step, 2000) == [True] * 4
+
+
+def test_ranks_are_given_or_found() -> None:
+    def rank_of(_pipe: Any, rank: int | None) -> tuple[int, int]:
+        with cw.Group("ranks", 2, rank) as g:
+            g.barrier()
+            return g.rank, g.size
+
+    with members(2, rank_of, None) as found:
+        assert sorted(member.returned() for member in found) == [(0, 2), (1, 2)]
+    one, zero = Member(rank_of, 1), Member(rank_of, 0)
+    assert (one.returned(), zero.returned()) == ((1, 2), (0, 2))
+    one.end()
+    zero.end()
+
+
+def waits(pipe: Any, name: str, size: int, rank: int | None = None) -> None:
+    with cw.Group(name, size, rank):
+        pipe.recv()
+
+
+def test_a_rank_is_taken_once() -> None:
+    with members(1, waits, "taken", 2, 1) as (first,):
+        assert eventually(lambda: has_joined("taken", 1))
+        with pytest.raises(cw.NameTaken, match=f"rank 1 .* process {first.pid}"):
+            cw.Group("taken", 2, 1)
+
+
+def test_all_give_the_same_size() -> None:
+    with members(1, waits, "sizes", 3) as (first,):
+        assert eventually(lambda: has_joined("sizes", 0))
+        with pytest.raises(ValueError, match=f"processes {first.pid}; .* same size"):
+            cw.Group("sizes", 2)
+
+
+def test_more_than_all_cannot_join() -> None:
+    def stays(g: cw.Group, pipe: Any) -> None:
+        pipe.send("there")
+        pipe.recv()
+
+    with group("full", 2, stays) as started:
+        for member in started:
+            assert member.next() == "there"
+        with pytest.raises(cw.Error, match="all of its 2 members"):
+            cw.Group("full", 2)
+        with pytest.raises(cw.Timeout, match="runs, or has not ended"):
+            cw.Group("full", 3, timeout=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rank", "kind", "text"),
+    [
+        ("x", 0, None, ValueError, "1 to 256"),
+        ("x", 257, None, ValueError, "1 to 256"),
+        ("x", 2, 2, ValueError, "ranks 0 to 1"),
+        ("x", 2, -1, ValueError, "rank -1"),
+        ("", 1, None, ValueError, "name"),
+        ("x" * 191, 1, None, ValueError, "190 bytes"),
+        ("//node/x", 1, None, ValueError, "one machine"),
+        ("x", 1.5, None, TypeError, "float"),
+    ],
+)
+def test_bad_arguments(name: str, size: Any, rank: Any, kind: Any, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        cw.Group(name, size, rank)
+    assert not cw.names(".group/")
+
+
+def test_who_is_missing_is_named() -> None:
+    with pytest.raises(cw.Timeout, match=r"1 of 3 members came; missing: rank 0, 2"):
+        cw.Group("missing", 3, 1, timeout=0.05)
+
+
+def test_what_is_no_group_is_refused() -> None:
+    cw.put(".group/other", [1, 2, 3])
+    with pytest.raises(cw.Error, match="no group"):
+        cw.Group("other", 1)
+    cw.remove(".group/other")
+
+
+def test_a_name_serves_group_after_group() -> None:
+    def again(pipe: Any, rank: int) -> int:
+        for _ in range(50):
+            with cw.Group("again", 2, rank) as g:
+                g.barrier()
+        return rank
+
+    started = [Member(again, rank) for rank in range(2)]
+    assert [member.returned() for member in started] == [0, 1]
+    for member in started:
+        member.end()
+    with cw.Group("again", 1) as g:  # of another size
+        g.barrier()
+    assert not cw.names(".group/")
+
+
+def test_a_killed_group_makes_room_for_the_next() -> None:
+    def barrier(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        pipe.recv()
+
+    with group("killed", 2, barrier) as started:
+        for member in started:
+            assert member.next() == "there"
+        for member in started:
+            member.kill()
+        with cw.Group("killed", 1) as g:
+            g.barrier()
+
+
+def test_who_dies_while_it_joins_is_replaced() -> None:
+    with members(1, waits, "replaced", 2, 0) as (first,):
+        assert eventually(lambda: has_joined("replaced", 0))
+        first.kill()
+
+        def rank(g: cw.Group, pipe: Any) -> int:
+            g.barrier()
+            return g.rank
+
+        assert outcomes("replaced", 2, rank) == [0, 1]
+
+
+def test_two_members_may_be_threads_of_one_process() -> None:
+    found: list[int] = []
+
+    def join(rank: int) -> None:
+        with cw.Group("threads", 2, rank) as g:
+            for _ in range(100):
+                g.barrier()
+            found.append(g.rank)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1]
+
+
+def test_a_forked_child_is_no_member() -> None:
+    with cw.Group("forked", 1) as g:
+
+        def child(pipe: Any) -> None:
+            g.barrier()
+
+        member = Member(child)
+        facts = member.raised()
+        member.end()
+        assert facts["kind"] == "ValueError"
+        assert "no member" in facts["text"]
+        g.barrier()
+
+
+def test_a_closed_group_is_told() -> None:
+    g = cw.Group("closed", 1)
+    g.close()
+    g.close()
+    with pytest.raises(ValueError, match="group"):
+        g.barrier()
+    assert repr(g) == "<cableway.Group 'closed' closed>"
+
+
+def test_the_broker_may_go_while_a_group_runs() -> None:
+    def crosses(g: cw.Group, pipe: Any) -> int:
+        g.barrier()
+        pipe.send("there")
+        pipe.recv()
+        for _ in range(100):
+            g.barrier()
+        return g.completed
+
+    with group("brokerless", 2, crosses) as started:
+        for member in started:
+            assert member.next() == "there"
+        os.kill(cw.connect().broker_pid, signal.SIGKILL)
+        for member in started:
+            member.pipe.send("on")
+        assert [member.returned() for member in started] == [101, 101]
+    with pytest.raises(cw.BrokerLost):
+        cw.names()
+    cw.names()  # a new broker
+
+

@@ -1,0 +1,203 @@
+"""When a member of a group dies, leaves or gives up, everybody is told who it was, at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import pytest
+from group_support import Member, group
+from waiting import eventually
+
+import cableway as cw
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+
+
+def for_ever(g: cw.Group, pipe: Any) -> None:
+    """Barrier after barrier, until one fails."""
+    pipe.send("begins")
+    while True:
+        g.barrier()
+
+
+def check_told(facts: dict[str, Any], rank: int, pid: int, reason: str) -> None:
+    assert facts["kind"] == "GroupBroken", facts["trace"]
+    assert (facts["rank"], facts["pid"], facts["reason"]) == (rank, pid, reason), facts["text"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_a_killed_member_is_named_to_all(size: int) -> None:
+    with group("kill", size, for_ever, timeout=None) as started:
+        for member in started:
+            assert member.next() == "begins"
+        rank = random.randrange(size)
+        started[rank].kill()
+        for member in started[:rank] + started[rank + 1 :]:
+            check_told(member.raised(), rank, started[rank].pid, "died")
+
+
+def test_who_sleeps_and_who_computes_are_told() -> None:
+    def sleeps(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        if g.rank == 1:
+            pipe.recv()  # is killed here
+        if g.rank == 2:
+            pipe.recv()  # computes
+        g.barrier()
+
+    with group("sleep", 3, sleeps, timeout=None) as (zero, one, two):
+        for member in (zero, one, two):
+            assert member.next() == "there"
+        one.kill()
+        check_told(zero.raised(), 1, one.pid, "died")
+        two.pipe.send("on")
+        check_told(two.raised(), 1, one.pid, "died")
+
+
+def test_a_forked_child_of_the_dead_changes_nothing() -> None:
+    def forks(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        if g.rank == 1:
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+            pipe.send(child)
+            pipe.recv()
+        g.barrier()
+
+    with group("child", 2, forks, timeout=None) as (zero, one):
+        child = one.next()
+        one.kill()
+        check_told(zero.raised(), 1, one.pid, "died")
+        os.kill(child, signal.SIGKILL)
+
+
+def test_who_leaves_is_named() -> None:
+    def leaves(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        if g.rank == 0:
+            return
+        g.barrier()
+
+    with group("leave", 3, leaves, timeout=None) as (zero, one, two):
+        assert zero.returned() is None
+        first, second = one.raised(), two.raised()
+        for facts in (first, second):
+            assert (facts["kind"], facts["reason"]) == ("GroupBroken", "left"), facts["trace"]
+        # The one who noticed leaves too; each names the one that broke it.
+        assert (first["rank"], first["pid"]) == (second["rank"], second["pid"]) == (0, zero.pid)
+
+
+def test_an_end_without_close_counts_as_a_death() -> None:
+    def exits(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        if g.rank == 0:
+            os._exit(0)
+        g.barrier()
+
+    with group("exit", 2, exits, timeout=None) as (zero, one):
+        check_told(one.raised(), 0, zero.pid, "died")
+
+
+def test_a_time_that_runs_out_breaks_the_group() -> None:
+    def stops(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        if g.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        g.barrier()
+
+    with group("stopped", 3, stops, timeout=0.3) as (zero, one, two):
+        facts = [zero.raised(), two.raised()]
+        assert sorted(f["kind"] for f in facts) in (["GroupBroken", "Timeout"], ["Timeout"] * 2)
+        late = next(f for f in facts if f["kind"] == "Timeout")
+        assert f"rank 1 (pid {one.pid}; last in Barrier)" in late["text"]
+        assert "is in operation 1, Barrier" in late["text"]
+        os.kill(one.pid, signal.SIGCONT)
+        told = one.raised()
+        assert (told["kind"], told["reason"]) == ("GroupBroken", "timeout"), told["trace"]
+        assert told["rank"] in (0, 2)
+
+
+def test_ctrl_c_breaks_the_group_and_says_who() -> None:
+    def waits(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        if g.rank == 0:
+            pipe.recv()
+        g.barrier()
+
+    with group("interrupt", 3, waits, timeout=None) as (zero, one, two):
+        for member in (zero, one, two):
+            assert member.next() == "there"
+        os.kill(one.pid, signal.SIGINT)
+        assert one.raised()["kind"] == "KeyboardInterrupt"
+        check_told(two.raised(), 1, one.pid, "interrupted")
+        zero.pipe.send("on")
+        check_told(zero.raised(), 1, one.pid, "interrupted")
+
+
+def test_a_handler_that_returns_ends_nothing() -> None:
+    def waits(g: cw.Group, pipe: Any) -> int:
+        seen = []
+        signal.signal(signal.SIGUSR1, lambda *_: (seen.append(1), pipe.send("handled")))
+        g.barrier()
+        pipe.send("there")
+        if g.rank == 0:
+            pipe.recv()
+        g.barrier()
+        return len(seen)
+
+    with group("handler", 2, waits, timeout=None) as (zero, one):
+        assert (zero.next(), one.next()) == ("there", "there")
+        os.kill(one.pid, signal.SIGUSR1)
+        assert one.next() == "handled"
+        zero.pipe.send("on")
+        assert (zero.returned(), one.returned()) == (0, 1)
+
+
+def test_a_broken_group_is_broken_until_it_is_joined_anew() -> None:
+    def twice(g: cw.Group, pipe: Any) -> int:
+        if g.rank == 1:
+            pipe.send("there")
+            pipe.recv()
+        for _ in range(3):
+            with pytest.raises(cw.GroupBroken):
+                g.barrier()
+        return g.completed
+
+    with group("broken", 2, twice, timeout=None) as (zero, one):
+        assert one.next() == "there"
+        one.kill()
+        assert zero.returned() == 0
+
+        def barrier(pipe: Any, rank: int) -> int:
+            with cw.Group("broken", 2, rank) as g:
+                g.barrier()
+                return g.completed
+
+        anew = [Member(barrier, rank) for rank in range(2)]
+        assert [member.returned() for member in anew] == [1, 1]
+        for member in anew:
+            member.end()
+
+
+def test_a_death_while_others_join_is_no_end() -> None:
+    """Who waits for members takes whoever has the rank at last."""
+
+    def joins(pipe: Any, rank: int) -> int:
+        with cw.Group("late", 3, rank) as g:
+            g.barrier()
+            return g.rank
+
+    first = [Member(joins, rank) for rank in range(2)]
+    first[1].kill()
+    second = [Member(joins, rank) for rank in (1, 2)]
+    assert [member.returned() for member in (first[0], *second)] == [0, 1, 2]
+    for member in (*first, *second):
+        member.end()
+    assert eventually(lambda: not cw.names(".group/late"))

@@ -1,0 +1,251 @@
+"""Operations on objects, and messages from one member to another."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from group_support import group, outcomes
+
+import cableway as cw
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+LONG = "x" * 1_000_000
+
+
+def thing(rank: int) -> dict[str, Any]:
+    return {"rank": rank, "text": LONG[: 10 ** (rank * 2)]}
+
+
+def everything(g: cw.Group, _pipe: Any) -> None:
+    n, rank = g.size, g.rank
+    for root in {0, n - 1}:
+        assert g.bcast(thing(rank) if rank == root else None, root) == thing(root)
+        assert g.gather(thing(rank), root) == ([*map(thing, range(n))] if rank == root else None)
+        given = [thing(i) for i in range(n)] if rank == root else None
+        assert g.scatter(given, root) == thing(rank)
+        assert g.reduce(rank + 1, "prod", root) == (
+            int(np.prod(range(1, n + 1))) if rank == root else None
+        )
+    assert g.allgather(thing(rank)) == [*map(thing, range(n))]
+    assert g.allreduce(rank) == sum(range(n))
+    assert g.allreduce(str(rank)) == "".join(map(str, range(n))), "in the order of the ranks"
+    assert g.allreduce(rank, max) == n - 1
+    assert g.allreduce({rank}, lambda a, b: a | b) == set(range(n))
+    assert g.reduce_scatter([i * rank for i in range(n)]) == rank * sum(range(n))
+    assert g.alltoall([(rank, i) for i in range(n)]) == [(i, rank) for i in range(n)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_operations_on_objects(size: int) -> None:
+    outcomes("objects", size, everything)
+
+
+def test_an_array_in_an_object_is_shared_with_all() -> None:
+    def shares(g: cw.Group, _pipe: Any) -> list[float]:
+        for _ in range(10):
+            w = g.bcast([cw.zeros(1000)] if g.rank == 0 else None)[0]
+            w.numpy()[g.rank] = g.rank + 1
+            g.barrier()
+            found = w.numpy()[: g.size].tolist()
+            g.barrier()
+        return found
+
+    assert outcomes("arrays", 4, shares) == [[1, 2, 3, 4]] * 4
+
+
+def test_what_cannot_be_pickled_is_refused_before_anybody_is_met() -> None:
+    def refuses(g: cw.Group, _pipe: Any) -> int:
+        if g.rank == 0:
+            with pytest.raises((TypeError, AttributeError, ValueError)):
+                g.allgather(lambda: 0)
+            with pytest.raises(ValueError, match="one for each"):
+                g.alltoall([1])
+        return g.allreduce(1)
+
+    assert outcomes("unpicklable", 2, refuses) == [2, 2]
+
+
+class Unloadable:
+    def __reduce__(self) -> Any:
+        return (int, ("no number",))
+
+
+def test_what_cannot_be_unpickled_raises_and_the_group_goes_on() -> None:
+    def loads(g: cw.Group, _pipe: Any) -> int:
+        if g.rank == 0:
+            g.bcast(Unloadable())
+        else:
+            with pytest.raises(ValueError, match="no number"):
+                g.bcast()
+        return g.allreduce(1)
+
+    assert outcomes("unloadable", 2, loads) == [2, 2]
+
+
+def test_another_operation_is_told_to_all() -> None:
+    def differs(g: cw.Group, _pipe: Any) -> str:
+        with pytest.raises(ValueError, match="all members call the same") as refused:
+            g.allgather(1) if g.rank else g.bcast(1)
+        g.barrier()
+        return str(refused.value)
+
+    for said in outcomes("others", 3, differs):
+        assert "allgather" in said
+        assert "bcast" in said
+
+
+# ---- messages
+
+
+def ring(g: cw.Group, _pipe: Any) -> bool:
+    n, rank = g.size, g.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for count in (0, 1, 1000, 40_000, 300_000):
+        for place in (np.asarray, cw.asarray):
+            mine, theirs = place(np.arange(float(count)) + rank), place(np.zeros(count))
+            g.Send(mine, right, tag=count)
+            assert g.Recv(theirs, left, tag=count) is theirs
+            np.testing.assert_array_equal(np.asarray(theirs), np.arange(float(count)) + left)
+    g.send(thing(rank), right)
+    return g.recv(left) == thing(left)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_messages_go_round(size: int) -> None:
+    assert outcomes("ring", size, ring) == [True] * size
+
+
+def test_messages_are_picked_by_source_and_tag_and_keep_their_order() -> None:
+    def picks(g: cw.Group, _pipe: Any) -> Any:
+        if g.rank:
+            for i in range(3):
+                for tag in (1, 2):
+                    g.send((g.rank, tag, i), 0, tag)
+            g.barrier()
+            return None
+        g.barrier()
+        found = [g.recv(2, 2) for _ in range(3)] + [g.recv(1, 1) for _ in range(3)]
+        rest = [g.recv() for _ in range(6)]
+        return found, sorted(rest)
+
+    found, rest = outcomes("picks", 3, picks)[0]
+    assert found == [(2, 2, i) for i in range(3)] + [(1, 1, i) for i in range(3)]
+    assert rest == [(1, 2, i) for i in range(3)] + [(2, 1, i) for i in range(3)]
+
+
+def test_a_message_that_does_not_fit_waits() -> None:
+    with cw.Group("fit", 1) as g:
+        g.Send(np.arange(3.0), 0)
+        for out in (np.zeros(4), np.zeros(2), np.zeros(3, "i8")):
+            with pytest.raises(ValueError, match="waits for the next call"):
+                g.Recv(out)
+        with pytest.raises(ValueError, match="has elements"):
+            g.recv()
+        assert g.Recv(np.zeros(3)).tolist() == [0, 1, 2]
+        g.send("x", 0)
+        with pytest.raises(ValueError, match="is an object"):
+            g.Recv(np.zeros(1))
+        assert g.recv() == "x"
+        for call in (
+            lambda: g.send(1, 1),
+            lambda: g.send(1, -1),
+            lambda: g.send(1, 0, -1),
+            lambda: g.recv(1),
+            lambda: g.recv(0, -1),
+        ):
+            with pytest.raises(ValueError):
+                call()
+
+
+def test_a_message_that_does_not_come_breaks_nothing() -> None:
+    def waits(g: cw.Group, _pipe: Any) -> int:
+        with pytest.raises(cw.Timeout, match=r"no message from rank \d with tag 5"):
+            g.recv(1 - g.rank, 5)
+        g.send("late", 1 - g.rank)
+        return g.allreduce(1) if g.recv() == "late" else 0
+
+    assert outcomes("none", 2, waits, timeout=0.5) == [2, 2]
+
+
+def test_who_sends_to_one_that_left_is_told() -> None:
+    def sends(g: cw.Group, pipe: Any) -> None:
+        if g.rank == 0:
+            pipe.recv()
+            g.send("x", 1)
+
+    with group("left", 2, sends) as (zero, one):
+        assert one.returned() is None
+        zero.pipe.send("on")
+        facts = zero.raised()
+        assert (facts["kind"], facts["rank"], facts["reason"]) == ("GroupBroken", 1, "left")
+
+
+def test_who_waits_for_a_message_of_a_dead_member_is_told() -> None:
+    def waits(g: cw.Group, pipe: Any) -> Any:
+        g.barrier()
+        pipe.send("there")
+        if g.rank == 1:
+            pipe.recv()
+        return g.recv(1 if g.rank == 0 else None)
+
+    with group("dead", 3, waits, timeout=None) as (zero, one, two):
+        for member in (zero, one, two):
+            assert member.next() == "there"
+        one.kill()
+        for member in (zero, two):
+            facts = member.raised()
+            assert (facts["kind"], facts["rank"]) == ("GroupBroken", 1), facts["trace"]
+
+
+def test_what_was_sent_before_leaving_is_received() -> None:
+    def leaves(g: cw.Group, pipe: Any) -> Any:
+        if g.rank == 1:
+            g.send(LONG, 0)
+            g.send("last", 0)
+            return None
+        found = g.recv(1) == LONG, g.recv(1)
+        with pytest.raises(cw.GroupBroken):
+            g.recv(1)
+        return found
+
+    for _ in range(5):
+        assert outcomes("leaves", 2, leaves)[0] == (True, "last")
+
+
+def test_messages_of_before_a_reform_are_dropped() -> None:
+    def reforms(g: cw.Group, pipe: Any) -> Any:
+        if g.rank == 1:
+            g.send("old", 2)
+        g.barrier()
+        if g.rank == 0:
+            pipe.send("there")
+            pipe.recv()
+        with pytest.raises(cw.GroupBroken):
+            g.barrier()
+        g.reform()
+        if g.rank == 0:
+            g.send("new", 1)
+        return g.recv() if g.rank == 1 else None
+
+    with group("old", 3, reforms) as (zero, one, two):
+        assert zero.next() == "there"
+        zero.kill()
+        assert (one.returned(), two.returned()) == (None, "new")
+
+
+def test_ctrl_c_ends_a_wait_for_a_message_and_breaks_nothing() -> None:
+    def waits(g: cw.Group, pipe: Any) -> Any:
+        g.barrier()
+        if g.rank == 0:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(KeyboardInterrupt):
+                g.recv()
+            time.sleep(0)
+        return g.allreduce(1)
+
+    assert outcomes("interrupted", 2, waits) == [2, 2]

@@ -1,0 +1,301 @@
+"""Operations on buffers give what NumPy computes, wherever the elements lie."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from group_support import group, outcomes
+
+import cableway as cw
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+
+# Elements of float64: in the call, in a few pieces, in many.
+COUNTS = [0, 1, 20, 21, 1000, 40_000, 200_003]
+PLACES = ["private", "array", "part", "mixed"]
+
+
+def values(rank: int, count: int, dtype: Any = "f8") -> np.ndarray[Any, Any]:
+    return (np.arange(count) % 97 * (rank + 1) + rank).astype(dtype)
+
+
+def place(data: Any, where: str, rank: int) -> Any:
+    """The same elements in memory of a kind."""
+    if where == "private" or (where == "mixed" and rank % 2):
+        return data
+    if where == "part":
+        whole = cw.empty(data.size + 7, data.dtype)
+        whole.numpy()[3 : 3 + data.size] = data.ravel()
+        return whole[3 : 3 + data.size]
+    return cw.asarray(data)
+
+
+def same(found: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(np.asarray(found).ravel(), np.asarray(expected).ravel())
+
+
+def everything(g: cw.Group, _pipe: Any, where: str) -> int:
+    n, rank = g.size, g.rank
+    for count, root in itertools.product(COUNTS, {0, n - 1}):
+        all_values = [values(i, count) for i in range(n)]
+        mine = place(all_values[rank], where, rank)
+        room = place(np.full(count, -1.0), where, rank)
+        wide = place(np.full(n * count, -1.0), where, rank)
+        total = sum(all_values)
+
+        same(g.Allreduce(mine, room), total)
+        same(g.Allreduce(mine), total)
+        same(g.Allreduce(room, room, "max"), total)  # in place
+        found = g.Reduce(mine, room, "min", root)
+        same(found if rank == root else [], np.min(all_values, axis=0) if rank == root else [])
+
+        data = place(all_values[root] if rank == root else np.zeros(count), where, rank)
+        same(g.Bcast(data, root), all_values[root])
+
+        found = g.Gather(mine, wide, root)
+        same(found if rank == root else [], np.concatenate(all_values) if rank == root else [])
+        same(g.Allgather(mine, wide), np.concatenate(all_values))
+
+        blocks = [values(i, n * count).reshape(n, count) for i in range(n)]
+        mine = place(blocks[rank].ravel(), where, rank)
+        same(g.Scatter(mine if rank == root else None, room, root), blocks[root][rank])
+        same(g.Reduce_scatter(mine, room), sum(blocks)[rank])
+        same(g.Alltoall(mine, wide), [blocks[i][rank] for i in range(n)])
+        same(g.Alltoall(mine, mine), [blocks[i][rank] for i in range(n)])  # in place
+        same(mine, [blocks[i][rank] for i in range(n)])
+        g.barrier()
+    return g.completed
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_operations_are_numpys(size: int, where: str) -> None:
+    found = outcomes("numpys", size, everything, where, timeout=60)
+    assert len(set(found)) == 1
+
+
+NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8", "c8", "c16"]
+NUMPYS = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "land": np.logical_and,
+    "lor": np.logical_or, "lxor": np.logical_xor, "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+}  # fmt: skip
+
+
+def allowed(op: str, dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "c":
+        return op in ("sum", "prod")
+    return op in ("sum", "prod", "min", "max") or dtype.kind in "biu"
+
+
+def random_of(dtype: np.dtype[Any], rank: int, count: int) -> np.ndarray[Any, Any]:
+    random = np.random.default_rng(rank)
+    if dtype.kind in "fc":
+        found = random.standard_normal(count).astype(dtype)
+        found[random.integers(0, count, 3)] = np.nan
+        return found
+    return np.frombuffer(random.bytes(count * dtype.itemsize), dtype) if dtype.kind != "b" else (
+        random.integers(0, 2, count).astype("?")
+    )
+
+
+def reductions(g: cw.Group, _pipe: Any) -> None:
+    for count, kind, (op, numpys) in itertools.product((3, 5000), NUMBERS, NUMPYS.items()):
+        dtype = np.dtype(kind)
+        all_values = [random_of(dtype, rank, count) for rank in range(g.size)]
+        if not allowed(op, dtype):
+            with pytest.raises(ValueError, match="cannot be computed"):
+                g.Allreduce(all_values[g.rank], op=op)
+            continue
+        with np.errstate(all="ignore"):
+            expected = all_values[0]
+            for other in all_values[1:]:
+                expected = numpys(expected, other).astype(dtype)
+        found = g.Allreduce(all_values[g.rank], op=op)
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected, err_msg=f"{op} of {dtype}")
+
+
+def test_reductions_are_numpys() -> None:
+    outcomes("reductions", 3, reductions, timeout=60)
+
+
+def narrow(g: cw.Group, _pipe: Any) -> None:
+    for dtype in (np.dtype("f2"), np.dtype(ml_dtypes.bfloat16)):
+        for count in (10, 65536):
+            every = np.arange(count, dtype="u2") * (65536 // count)
+            all_values = [np.roll(every, 7919 * rank).view(dtype) for rank in range(g.size)]
+            for op in ("sum", "prod", "min", "max"):
+                with np.errstate(all="ignore"):
+                    expected = all_values[0].astype("f4")
+                    for other in all_values[1:]:
+                        expected = NUMPYS[op](expected, other.astype("f4"))
+                    expected = expected.astype(dtype)
+                found = g.Allreduce(all_values[g.rank], op=op)
+                assert found.dtype == dtype
+                there = np.isnan(expected.astype("f4"))
+                np.testing.assert_array_equal(np.isnan(found.astype("f4")), there)
+                np.testing.assert_array_equal(found.view("u2")[~there], expected.view("u2")[~there])
+
+
+def test_narrow_floats_are_computed_in_float32_and_rounded_once() -> None:
+    outcomes("narrow", 3, narrow, timeout=60)
+
+
+def test_one_array_may_receive_for_all() -> None:
+    shared = cw.put("result", np.zeros(100_000))
+
+    def reduces(g: cw.Group, _pipe: Any) -> float:
+        out = cw.get("result")
+        mine = cw.full(100_000, float(g.rank + 1))
+        assert g.Allreduce(mine, out) is out
+        found = float(out.numpy().sum())
+        g.barrier()
+        return found
+
+    assert outcomes("one", 3, reduces) == [600_000.0] * 3
+    assert (shared.numpy() == 6).all()
+    cw.remove("result")
+
+
+def test_structured_and_text_elements_are_moved() -> None:
+    dtype = np.dtype([("x", "f4"), ("name", "S3000")])
+
+    def moves(g: cw.Group, _pipe: Any) -> bool:
+        data = np.zeros(200, dtype)
+        data["x"], data["name"] = g.rank, b"rank %d" % g.rank
+        found = g.Allgather(data)
+        return found.shape == (3, 200) and all(
+            (found[i]["name"] == b"rank %d" % i).all() and (found[i]["x"] == i).all() for i in range(3)
+        )
+
+    assert outcomes("structured", 3, moves) == [True] * 3
+
+
+def test_results_have_natural_shapes() -> None:
+    def shapes(g: cw.Group, _pipe: Any) -> Any:
+        a = np.ones((2, 3))
+        return (
+            g.Allreduce(a).shape, g.Allgather(a).shape, g.Reduce_scatter(a).shape, g.Alltoall(a).shape,
+            np.shape(g.Allreduce(7)), g.Allreduce([1, 2]).tolist(),
+        )  # fmt: skip
+
+    assert outcomes("shapes", 2, shapes) == [((2, 3), (2, 2, 3), (3,), (2, 3), (), [2, 4])] * 2
+
+
+def differ(g: cw.Group, _pipe: Any, call: Any) -> list[str]:
+    said = []
+    for _ in range(3):
+        with pytest.raises(ValueError, match="all members call the same") as refused:
+            call(g)
+        said.append(str(refused.value))
+        g.barrier()  # the group goes on
+    return said
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.Allreduce(np.zeros(3 + g.rank)),
+        lambda g: g.Allreduce(np.zeros(3000 + g.rank)),
+        lambda g: g.Allreduce(np.zeros(1 + 3000 * g.rank)),
+        lambda g: g.Allreduce(np.zeros(3, "f4" if g.rank else "i4")),
+        lambda g: g.Allreduce(np.zeros(3), op="max" if g.rank else "min"),
+        lambda g: g.Bcast(np.zeros(3), g.rank % 2),
+        lambda g: g.Allreduce(np.zeros(3)) if g.rank else g.barrier(),
+        lambda g: g.Allreduce(cw.zeros(30_000)) if g.rank else g.Allgather(np.zeros(30_000)),
+    ],
+)
+def test_who_calls_something_else_is_told_and_so_are_all(call: Any) -> None:
+    for said in outcomes("differ", 3, differ, call):
+        assert len(said) == 3
+        assert all("rank" in sentence for sentence in said)
+
+
+def test_bad_buffers_are_refused_before_anybody_is_met() -> None:
+    with cw.Group("bad", 1) as g:
+        for call in (
+            lambda: g.Allreduce(np.zeros((4, 4))[:, ::2]),
+            lambda: g.Allreduce(np.zeros(3), np.zeros(4)),
+            lambda: g.Allreduce(np.zeros(3), np.zeros(3, "f4")),
+            lambda: g.Allreduce(np.zeros(3), op="mean"),
+            lambda: g.Bcast(np.zeros(3), 1),
+            lambda: g.Bcast(np.zeros(3), -1),
+        ):
+            with pytest.raises(ValueError):
+                call()
+        with pytest.raises(TypeError, match="not list"):
+            g.Allreduce(np.zeros(2), [0, 0])
+        frozen = np.zeros(3)
+        frozen.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            g.Allreduce(np.zeros(3), frozen)
+        with pytest.raises((TypeError, ValueError)):
+            g.Allreduce([object()])
+        assert g.completed == 0
+
+
+def test_a_read_only_array_may_be_sent() -> None:
+    cw.put("fixed", np.arange(50_000.0))
+
+    def sends(g: cw.Group, _pipe: Any) -> bool:
+        a = cw.get("fixed", readonly=True)
+        return bool((g.Allreduce(a) == 2 * np.arange(50_000.0)).all())
+
+    assert outcomes("readonly", 2, sends) == [True] * 2
+    cw.remove("fixed")
+
+
+def test_a_death_in_an_operation_breaks_it() -> None:
+    def reduces(g: cw.Group, pipe: Any, where: str) -> None:
+        a = place(np.ones(300_000), where, g.rank)
+        pipe.send("begins")
+        while True:
+            g.Allreduce(a)
+
+    for where in ("private", "array", "mixed"):
+        with group("dies", 3, reduces, where, timeout=None) as started:
+            for member in started:
+                assert member.next() == "begins"
+            started[1].kill()
+            for member in (started[0], started[2]):
+                facts = member.raised()
+                assert (facts["kind"], facts["rank"]) == ("GroupBroken", 1), facts["trace"]
+
+
+def test_each_member_makes_an_array_that_all_have() -> None:
+    def shares(g: cw.Group, _pipe: Any) -> Any:
+        arrays = g.empty((g.rank + 1, 1000), "i4")
+        assert [a.shape for a in arrays] == [(i + 1, 1000) for i in range(g.size)]
+        arrays[g.rank][...] = g.rank
+        g.barrier()
+        found = [int(a.numpy()[i, 7]) for i, a in enumerate(arrays)]
+        g.barrier()
+        return found
+
+    assert outcomes("empty", 3, shares) == [[0, 1, 2]] * 3
+
+
+class OnGpu:
+    """As an array of CuPy or PyTorch on a GPU says what it is."""
+
+    __cuda_array_interface__ = {
+        "shape": (3,), "typestr": "<f8", "data": (1 << 40, False), "version": 3,
+    }  # fmt: skip
+
+
+def test_memory_on_a_gpu_is_refused_and_never_copied() -> None:
+    with cw.Group("gpu", 1) as g:
+        for call in (
+            lambda: g.Allreduce(OnGpu()),
+            lambda: g.Allreduce(np.zeros(3), OnGpu()),
+            lambda: g.Bcast(OnGpu()),
+            lambda: g.Send(OnGpu(), 0),
+            lambda: g.Recv(OnGpu()),
+        ):
+            with pytest.raises(TypeError, match="lies on a GPU: copy it to the host"):
+                call()
+        assert g.completed == 0

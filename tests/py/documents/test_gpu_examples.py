@@ -83,3 +83,9 @@ def test_each_has_its_job_file() -> None:
 def test_players_swap_versions_in_under_captured_graphs() -> None:
     lacking("torch")
     assert "versions were swapped in" in run("rl.py", "--versions=20")
+
+
+@on_real_gpus
+def test_a_kernel_that_does_not_end_does_its_jobs() -> None:
+    lacking("cupy")
+    assert "jobs of the non-stop kernel are right" in run("nonstop.py", "--rounds=200")

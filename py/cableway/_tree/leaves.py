@@ -135,7 +135,7 @@ def _shape(value: Any, within: tuple[int, ...] = ()) -> tuple[int, ...] | None:
 
 
 def _join(path: str, key: Any) -> str:
-    if type(key) is str and key and "\0" not in key:
+    if type(key) is str and key and key.isprintable():  # as most are
         return f"{path}.{key}" if path else key
     where = f'in "{path}"' if path else "at the top"
     if isinstance(key, bool) or not isinstance(key, (str, int)):

@@ -403,3 +403,32 @@ def test_a_copy_into_what_this_thread_is_reading_is_refused(program):
                     else: raise AssertionError
                 x.to("cpu")
     """)
+
+
+def test_memory_of_a_killed_owner_is_used_again_where_numbers_were_free(program):
+    """A free number of a block tells where that lay, though another one lies there by now."""
+    program("""
+        import json
+        from pathlib import Path
+        def held():
+            command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
+            return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["gauges"]["gpu_bytes"]
+        owner = other('''if True:
+            s = Stream()
+            first, second = (cw.zeros(1 << 20, "u1", device="cuda:0") for _ in range(2))
+            for array in (first, second):
+                with array.writing(s): s.fill(low(array), 1)
+            s.finish()
+            at = low(first)
+            del array, second, first
+            later = [cw.put("c", cw.zeros(2 << 20, "u1", device="cuda:0"))]
+            assert low(later[0]) == at                     # where both lay, under the number of one
+            say()
+            time.sleep(60)
+        ''')
+        heard(owner)
+        before = held()
+        owner.kill(); owner.wait()
+        mine = [cw.zeros(1 << 20, "u1", device="cuda:0") for _ in range(8)]
+        assert held() == before, (held(), before)
+    """)

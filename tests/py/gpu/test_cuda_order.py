@@ -392,6 +392,26 @@ def test_threads_that_copy_without_a_stream_come_one_after_the_other(program):
     """)
 
 
+def test_a_hundred_threads_copy_without_a_stream(program):
+    program("""
+        import threading
+        x = cw.zeros(100_000, "u4", device="cuda:0")
+        wrong = []
+        def copy(n):
+            try:
+                for _ in range(10):
+                    x.copy_from(np.full(100_000, n, "u4"))
+                    got = x.to("cpu").numpy()
+                    if (got != got[0]).any(): wrong.append(got)
+            except Exception as error:
+                wrong.append(error)
+        threads = [threading.Thread(target=copy, args=(n,)) for n in range(100)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert not wrong, wrong[0]
+    """)
+
+
 def test_a_copy_into_what_this_thread_is_reading_is_refused(program):
     program("""
         x, y = (cw.zeros(1000, "u1", device="cuda:0") for _ in range(2))

@@ -452,3 +452,23 @@ def test_memory_of_a_killed_owner_is_used_again_where_numbers_were_free(program)
         mine = [cw.zeros(1 << 20, "u1", device="cuda:0") for _ in range(8)]
         assert held() == before, (held(), before)
     """)
+
+
+def test_arrays_of_two_connections_are_copied_in_order(program):
+    program("""
+        s = Stream()
+        a = cw.full(1000, 7, "u1", device="cuda:0")
+        with cw.connect(namespace="other"):
+            b, host = cw.zeros(1000, "u1", device="cuda:0"), cw.zeros(1000, "u1")
+            assert (b.copy_from(a).to("cpu").numpy() == 7).all()
+            assert (host.copy_from(a).numpy() == 7).all()
+            a.copy_from(np.full(1000, 8, "u1"))
+            b.copy_from(a, stream=s.handle.value).wait()
+            assert (b.to("cpu").numpy() == 8).all()
+            with a.reading(s):
+                try: a.copy_from(b)
+                except ValueError as error: assert "would wait for itself" in str(error), error
+                else: raise AssertionError
+        a.copy_from(np.full(1000, 9, "u1"))
+        assert (a.to("cpu").numpy() == 9).all()
+    """)

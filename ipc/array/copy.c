@@ -56,24 +56,40 @@ static bool is_ordered(const struct job *job) {
            (job->source && job->from.gpu >= 0 && !cw_array_sealed(job->source));
 }
 
-/* Both arrays at once, so that nobody who copies the other way meets half of that. Also by the
- * mover: the target is this process's to write until that is done. */
-static int copy_on(const struct job *job, void *stream, bool waits) {
+/* Both arrays at once, so that nobody who copies the other way meets half of that; unless they are
+ * of two clients, each of which has works of its own. waits: nobody closes the source meanwhile. */
+static int begin(const struct job *job, void *stream, bool waits, cw_work *works[2]) {
     cw_use uses[2];
     uint32_t count = 0;
-    cw_work *work;
     if (job->source && !(waits && cw_array_sealed(job->source)))
         uses[count++] = (cw_use){.array = job->source};
     if (job->target)
         uses[count++] = (cw_use){.array = job->target, .writing = 1};
-    int code = cw_work_begin(uses, count, stream, -1, &work);
+    bool two = count == 2 && job->source->client != job->target->client;
+    works[0] = works[1] = NULL;
+    int code = cw_work_begin(uses, two ? 1 : count, stream, -1, &works[0]);
+    if (code || !two)
+        return code;
+    code = cw_work_begin(&uses[1], 1, stream, -1, &works[1]);
+    return code ? cw_work_fail(works[0], code) : 0; /* it only reads: nobody is told */
+}
+
+/* Also by the mover: the target is this process's to write until that is done. */
+static int copy_on(const struct job *job, void *stream, bool waits) {
+    cw_work *works[2];
+    int code = begin(job, stream, waits, works);
     if (code)
         return code;
     code = cw_copy_bytes(client_of(job), &job->to, &job->from, job->size_bytes, stream, false);
-    if (code != -EINTR)
-        return code ? cw_work_fail(work, code) : cw_work_end(work);
-    code = cw_work_end(work); /* the mover had not begun */
-    return code ? code : cw_fail(-EINTR, "a signal came before the copy");
+    for (int i = 2; i-- > 0;) {
+        if (code && code != -EINTR) { /* EINTR: the mover had not begun */
+            code = cw_work_fail(works[i], code);
+            continue;
+        }
+        int ended = cw_work_end(works[i]);
+        code = ended ? ended : code;
+    }
+    return code == -EINTR ? cw_fail(-EINTR, "a signal came before the copy") : code;
 }
 
 /* The CPU waits first, so that our stream holds nobody else up. */

@@ -235,52 +235,16 @@ int cw_copy_own_stream(const struct cw_copy_end *target, void **stream) {
     return code;
 }
 
-/* On the stream, or else by the CPU. */
-static int await_turn(cw_array *array, void *stream, bool writing) {
-    return stream ? cw_unpinned_begin(array, stream, writing, -1)
-                  : cw_unpinned_await(array, writing, -1);
-}
-
-static int end_turn(cw_array *array, void *stream, bool writing, bool failed) {
-    bool found;
-    return cw_unpinned_end(array, stream, writing, false, failed, NULL, &found);
-}
-
-int cw_copy_begin(cw_array *target, cw_array *source, void *stream) {
-    int code = source ? await_turn(source, stream, false) : 0;
-    if (code == 0 && target) {
-        code = await_turn(target, stream, true);
-        if (code && stream && source)
-            (void)end_turn(source, stream, false, false); /* nothing was submitted */
-    }
-    return code;
-}
-
-int cw_copy_finish(cw_array *target, cw_array *source, void *stream, int code) {
+int cw_copy_ordered(cw_array *target, const struct cw_copy_end *to, const struct cw_copy_end *from,
+                    uint64_t size_bytes, void *stream) {
     char text[CW_DETAIL_MAX];
-    if (code) {
-        snprintf(text, sizeof text, "%s", cw_detail());
-        if (stream && target)
-            (void)end_turn(target, stream, true, code != -EINTR); /* -EINTR: it was never begun */
-        if (stream && source)
-            (void)end_turn(source, stream, false, false);
-        return cw_context_failure_serve(cw_fail(code, "%s", text));
-    }
-    if (stream && target)
-        code = end_turn(target, stream, true, false);
-    if (stream && source) {
-        int ended = end_turn(source, stream, false, false);
-        code = code ? code : ended;
-    }
-    return cw_context_failure_serve(code);
-}
-
-int cw_copy_ordered(cw_array *target, const struct cw_copy_end *to, cw_array *source,
-                    const struct cw_copy_end *from, uint64_t size_bytes, void *stream) {
-    cw_client *client = (target ? target : source)->client;
-    int code = cw_copy_begin(target, source, stream);
+    bool found;
+    int code = cw_unpinned_begin(target, stream, true, -1);
     if (code)
         return code;
-    code = cw_copy_bytes(client, to, from, size_bytes, stream, false);
-    return cw_copy_finish(target, source, stream, code);
+    code = cw_copy_bytes(target->client, to, from, size_bytes, stream, false);
+    if (code)
+        snprintf(text, sizeof text, "%s", cw_detail());
+    int ended = cw_unpinned_end(target, stream, true, false, code != 0, NULL, &found);
+    return cw_context_failure_serve(code ? cw_fail(code, "%s", text) : ended);
 }

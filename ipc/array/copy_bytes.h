@@ -56,13 +56,9 @@ void cw_copy_count(cw_client *client, enum cw_route route, uint64_t size_bytes);
 /* What CW_STREAM_OWN means: a stream of ours on the target's GPU; none where the target is host
  * memory, of which nobody could tell when it is complete. */
 int cw_copy_own_stream(const struct cw_copy_end *target, void **stream);
-/* What a copy waits for, and how others wait for it. Without a stream the CPU waits before, and all
- * is done when the call returns. NULL: that end is no array. */
-int cw_copy_begin(cw_array *target, cw_array *source, void *stream);
-/* Its end. code: of the copy. */
-int cw_copy_finish(cw_array *target, cw_array *source, void *stream, int code);
-/* Begin, copy and end. target or source NULL: that end is no array. */
-int cw_copy_ordered(cw_array *target, const struct cw_copy_end *to, cw_array *source,
-                    const struct cw_copy_end *from, uint64_t size_bytes, void *stream);
+/* A copy into an array by a stream, which others' work on the array comes after. from is no array
+ * of others. Pins nothing. */
+int cw_copy_ordered(cw_array *target, const struct cw_copy_end *to, const struct cw_copy_end *from,
+                    uint64_t size_bytes, void *stream);
 
 #endif

@@ -206,7 +206,7 @@ static int bring_back(cw_client *client, struct cw_evictable *it) {
     void *stream;
     code = cw_copy_own_stream(&to, &stream);
     if (code == 0)
-        code = cw_copy_ordered(it->array, &to, NULL, &from, it->array->size_bytes, stream);
+        code = cw_copy_ordered(it->array, &to, &from, it->array->size_bytes, stream);
     if (code == 0)
         return 0;
     pthread_mutex_lock(&client->lock);

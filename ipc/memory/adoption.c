@@ -21,6 +21,7 @@
 #include "ipc/memory/retry.h"
 #include "ipc/memory/slab.h"
 #include "ipc/memory/slab_cache.h"
+#include "ipc/order/fence.h"
 #include "ipc/request/channel.h"
 
 struct found_block {
@@ -67,6 +68,27 @@ static int64_t read_entries(cw_client *client, struct cw_slab *slab, struct foun
         end = found[i].offset_bytes + found[i].length_bytes;
     }
     return count;
+}
+
+/* Makes known what tells whether streams have passed the free entries: such an entry says where its
+ * number lay last, and once all streams had passed the owner may have carved others there. What is
+ * not known counts as not passed, and would lie across these. Gives the lock up meanwhile; the slab
+ * stays. */
+static void learn(cw_client *client, struct cw_slab *slab) {
+    bool more = slab->device_kind == CW_DEVICE_CUDA;
+    slab->held++;
+    while (more) {
+        for (uint32_t i = 0; i < slab->capacity; i++) {
+            /* B8: as in read_entries(). */
+            uint64_t word = CW_LOAD(B8, &slab->table->blocks[i].word, acquire);
+            if (cw_block_state(word) == CW_BLOCK_FREE)
+                (void)cw_heap_drained(client, slab, i); /* notes one page that is not mapped */
+        }
+        pthread_mutex_unlock(&client->lock);
+        more = cw_fences_learn(client);
+        pthread_mutex_lock(&client->lock);
+    }
+    slab->held--;
 }
 
 /* Builds the free space of an adopted slab from its table: what is live waits until the broker
@@ -129,6 +151,7 @@ int cw_heap_adopt(cw_client *client, struct cw_heap *heap, uint64_t size_bytes) 
         code = cw_slab_map(client, slab, false);
     if (code == 0) {
         cw_slab_wake(client, slab);
+        learn(client, slab);
         slab->heap = heap;
         slab->own = ours = true;
         slab->own_next = client->slabs.own;

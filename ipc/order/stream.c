@@ -251,7 +251,7 @@ static int free_section(cw_client *client, struct cw_fences *fences, struct cw_s
         }
         count += at->open;
     }
-    if (count >= CW_SECTIONS_MAX)
+    if (count >= CW_SECTIONS_MAX && !cw_stream_is_shared(stream))
         return cw_fail(-EINVAL,
                        "the stream %p has %u open sections, which is the most: end some first",
                        stream->handle, count);

@@ -30,7 +30,7 @@
 #include "ipc/order/fence.h"
 
 #define CW_DEPENDENCIES_MAX 64u /* stamps that one stream keeps; for more, the CPU waits */
-#define CW_SECTIONS_MAX     64u /* open on one stream at once */
+#define CW_SECTIONS_MAX     64u /* open on one stream at once; on ours one for each thread */
 
 struct cw_section_array { /* what an open section has of one array */
     cw_array *array;

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, overload
 from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
 from cableway._core.arguments import flag, name_bytes, optional_flag
-from cableway._core.deadlines import deadline, left_ns, tries_again
+from cableway._core.deadlines import deadline, left_ns, slice_ns, tries_again
 from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
 from cableway._cuda import hidden_gpus
@@ -411,12 +411,13 @@ def _get_later(
 def _wait_until(name: str, encoded: bytes, end: float, timeout: float | None) -> None:
     """Waits. Signals are served between the calls: Ctrl-C works."""
     while True:
-        status = lib.cw_wait(client.current().pointer, encoded, left_ns(end))
-        if status == -errno.ETIMEDOUT:
+        left, last = slice_ns(end)
+        status = lib.cw_wait(client.current().pointer, encoded, left)
+        if status == -errno.ETIMEDOUT and last:
             raise Timeout(
                 f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
             )
-        if status != -errno.EINTR:
+        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
             check(status)
             return
 

@@ -234,9 +234,21 @@ class Tree(Updating, Mapping[str, Array]):
         Raises:
             Error: a leaf is not what was published; the message names it.
         """
+        while True:
+            self._pointer()
+            now = self._described
+            try:
+                return self._verified(self._rows())
+            except Error:
+                self._settle()
+                if self._described is now:
+                    raise  # else another thread has swapped meanwhile, and these are the next version's bytes
+
+    def _verified(self, table: list[Row]) -> int:
+        """The same of these leaves."""
         looked = 0
         hashed = ffi.new("uint64_t *")
-        for row in self._rows():
+        for row in table:
             if not row.flags & lib.CW_LEAF_HASHED:
                 continue
             if row.nbytes:  # else it is what it was

@@ -6,7 +6,9 @@ import errno
 import math
 import time
 
-__all__ = ["deadline", "left_ns", "tries_again"]
+__all__ = ["deadline", "left_ns", "slice_ns", "tries_again"]
+
+_SLICE_NS = 500_000_000
 
 
 def deadline(timeout: float | None) -> float:
@@ -35,6 +37,15 @@ def left_ns(end: float) -> int:
     """What is left until then; -1 for ever."""
     left = end - time.monotonic()
     return -1 if left > 1e9 else int(max(0.0, left) * 1e9)
+
+
+def slice_ns(end: float) -> tuple[int, bool]:
+    """How long the next call of a long wait lasts, and whether it is the last one. A signal that comes just before a call sleeps
+    does not end that: its handler runs after this call.
+    """
+    left = left_ns(end)
+    last = 0 <= left <= _SLICE_NS
+    return (left if last else _SLICE_NS), last
 
 
 def tries_again(status: int, end: float) -> bool:

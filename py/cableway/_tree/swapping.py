@@ -17,11 +17,11 @@ from operator import index
 from typing import Any, NamedTuple
 
 from cableway import client
-from cableway._core.deadlines import deadline, left_ns
+from cableway._core.deadlines import deadline, left_ns, slice_ns
 from cableway._core.leases import FixedLease, lease_again
 from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
-from cableway.errors import BrokerLost, Error, NameNotFound
+from cableway.errors import BrokerLost, Error, NameNotFound, Timeout
 
 __all__ = [
     "Described",
@@ -349,7 +349,10 @@ def wait_after(name: str, after: int, timeout: float | None) -> None:
     end = math.inf if timeout is None else deadline(timeout)
     encoded = name.encode()
     while True:
-        status = lib.cw_wait_after(client.current().pointer, encoded, after, left_ns(end))
-        if status != -errno.EINTR:
+        left, last = slice_ns(end)
+        status = lib.cw_wait_after(client.current().pointer, encoded, after, left)
+        if status == -errno.ETIMEDOUT and last:
+            raise Timeout(f'"{name}" got no version after {after} in {timeout} s')
+        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
             check(status)
             return

@@ -392,6 +392,26 @@ def test_threads_that_copy_without_a_stream_come_one_after_the_other(program):
     """)
 
 
+def test_a_hundred_threads_copy_without_a_stream(program):
+    program("""
+        import threading
+        x = cw.zeros(100_000, "u4", device="cuda:0")
+        wrong = []
+        def copy(n):
+            try:
+                for _ in range(10):
+                    x.copy_from(np.full(100_000, n, "u4"))
+                    got = x.to("cpu").numpy()
+                    if (got != got[0]).any(): wrong.append(got)
+            except Exception as error:
+                wrong.append(error)
+        threads = [threading.Thread(target=copy, args=(n,)) for n in range(100)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        assert not wrong, wrong[0]
+    """)
+
+
 def test_a_copy_into_what_this_thread_is_reading_is_refused(program):
     program("""
         x, y = (cw.zeros(1000, "u1", device="cuda:0") for _ in range(2))
@@ -402,4 +422,53 @@ def test_a_copy_into_what_this_thread_is_reading_is_refused(program):
                     except ValueError as error: assert "would wait for itself" in str(error), error
                     else: raise AssertionError
                 x.to("cpu")
+    """)
+
+
+def test_memory_of_a_killed_owner_is_used_again_where_numbers_were_free(program):
+    """A free number of a block tells where that lay, though another one lies there by now."""
+    program("""
+        import json
+        from pathlib import Path
+        def held():
+            command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
+            return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["gauges"]["gpu_bytes"]
+        owner = other('''if True:
+            s = Stream()
+            first, second = (cw.zeros(1 << 20, "u1", device="cuda:0") for _ in range(2))
+            for array in (first, second):
+                with array.writing(s): s.fill(low(array), 1)
+            s.finish()
+            at = low(first)
+            del array, second, first
+            later = [cw.put("c", cw.zeros(2 << 20, "u1", device="cuda:0"))]
+            assert low(later[0]) == at                     # where both lay, under the number of one
+            say()
+            time.sleep(60)
+        ''')
+        heard(owner)
+        before = held()
+        owner.kill(); owner.wait()
+        mine = [cw.zeros(1 << 20, "u1", device="cuda:0") for _ in range(8)]
+        assert held() == before, (held(), before)
+    """)
+
+
+def test_arrays_of_two_connections_are_copied_in_order(program):
+    program("""
+        s = Stream()
+        a = cw.full(1000, 7, "u1", device="cuda:0")
+        with cw.connect(namespace="other"):
+            b, host = cw.zeros(1000, "u1", device="cuda:0"), cw.zeros(1000, "u1")
+            assert (b.copy_from(a).to("cpu").numpy() == 7).all()
+            assert (host.copy_from(a).numpy() == 7).all()
+            a.copy_from(np.full(1000, 8, "u1"))
+            b.copy_from(a, stream=s.handle.value).wait()
+            assert (b.to("cpu").numpy() == 8).all()
+            with a.reading(s):
+                try: a.copy_from(b)
+                except ValueError as error: assert "would wait for itself" in str(error), error
+                else: raise AssertionError
+        a.copy_from(np.full(1000, 9, "u1"))
+        assert (a.to("cpu").numpy() == 9).all()
     """)

@@ -17,6 +17,7 @@ from cableway import client, name
 from cableway._core import leases, library
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import ffi, lib
+from cableway._tree import swapping
 
 NBYTES = 1 << 16
 
@@ -176,3 +177,34 @@ def test_the_transit_of_a_handle_that_was_just_made_ends(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             array.handle()
     assert eventually(lambda: gauge("transits") == before)
+
+
+@pytest.mark.parametrize("timeout", [None, 60])
+@pytest.mark.parametrize(
+    ("call", "of", "wait"),
+    [
+        ("cw_wait", name, lambda timeout: cw.wait("never", timeout)),
+        ("cw_wait", name, lambda timeout: cw.get("never", timeout)),
+        ("cw_wait_after", swapping, lambda timeout: cw.wait("never", timeout, after=3)),
+        ("cw_wait_after", swapping, lambda timeout: cw.get("never", timeout, swappable=True)),
+    ],
+)
+def test_a_long_wait_is_many_calls_between_which_handlers_run(monkeypatch, call, of, wait, timeout):
+    """A signal that comes just before a call sleeps does not end that, but the wait ends with the call."""
+    asked = []
+
+    class Library:
+        def __getattr__(self, attribute):
+            return self.times_out if attribute == call else getattr(lib, attribute)
+
+        def times_out(self, *arguments):
+            asked.append(arguments[-1])
+            if len(asked) == 5:
+                raise KeyboardInterrupt  # as a handler does
+            return -errno.ETIMEDOUT
+
+    cw.names()
+    monkeypatch.setattr(of, "lib", Library())
+    with pytest.raises(KeyboardInterrupt):
+        wait(timeout)
+    assert len(asked) == 5 and all(0 < left <= 500_000_000 for left in asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -102,3 +103,34 @@ def test_the_copies_of_who_is_killed_are_freed() -> None:
     """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == -9
     eventually(lambda: current_bytes() <= before)
+
+
+def test_verify_beside_a_swap_sees_one_version() -> None:
+    cw.put("m", small(0))
+    tree = cw.get("m", swappable=True)
+    wrong: list[Exception] = []
+    done = threading.Event()
+
+    def verify() -> None:
+        while not done.is_set():
+            try:
+                assert tree.verify() == 2
+            except Exception as error:
+                wrong.append(error)
+                return
+
+    thread = threading.Thread(target=verify)
+    thread.start()
+    try:
+        for value in range(500):
+            cw.put("m", small(value))
+            while True:
+                try:
+                    tree.swap()
+                    break
+                except cw.Error as error:
+                    assert "are in use" in str(error), error
+    finally:
+        done.set()
+        thread.join()
+    assert not wrong, wrong[0]

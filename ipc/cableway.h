@@ -334,7 +334,7 @@ int cw_handle_discard(cw_client *client, const cw_handle *handle);
 #define CW_HANDLE_NODE_MAX    64
 #define CW_HANDLE_ADDRESS_MAX 4095
 typedef struct cw_handle_info { /* what a handle says of its maker */
-    uint64_t instance;          /* of the broker */
+    cw_handle handle;           /* as cw_array_export() made it */
     uint64_t made_ns;           /* CLOCK_REALTIME */
     uint32_t openers;
     uint32_t flags;     /* CW_READONLY or 0 */

@@ -261,11 +261,11 @@ int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_lay
     strcpy(read.info.address, array->client->address);
     strcpy(read.info.name_space, array->client->name_space);
     read.info.flags = flags | (array->readonly ? (uint32_t)CW_READONLY : 0u);
-    code = cw_array_export(array, (int)openers, &read.handle);
+    code = cw_array_export(array, (int)openers, &read.info.handle);
     if (code)
         return code;
-    read.handle.offset_bytes += low_bytes; /* of that part, and no more */
-    read.handle.size_bytes = read.shape.span_bytes;
+    read.info.handle.offset_bytes += low_bytes; /* of that part, and no more */
+    read.info.handle.size_bytes = read.shape.span_bytes;
     *size_bytes = cw_handle_encode(&read, out);
     return 0;
 }
@@ -302,14 +302,14 @@ int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, ui
     code = cw_handle_decode(bytes, size_bytes, &read);
     if (code)
         return code;
-    if (read.info.instance != client->instance)
+    if (read.info.handle.instance != client->instance)
         return refuse(client, &read.info);
     const cw_layout layout = {.ndim = read.shape.ndim,
                               .itemsize = read.shape.itemsize,
                               .shape = read.shape.shape,
                               .strides = read.shape.strides,
                               .dtype = read.shape.dtype};
-    code = cw_array_open(client, &read.handle, &layout, flags | read.info.flags, out);
+    code = cw_array_open(client, &read.info.handle, &layout, flags | read.info.flags, out);
     if (code != -ESTALE)
         return code;
     uint64_t now_ns = realtime_ns();
@@ -320,7 +320,7 @@ int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, ui
                    "ago for %u %s. The broker keeps it until it was opened so often, at most "
                    "%llu s (transit_seconds). Say openers=n if more will open it, or keep the "
                    "array open, or give it a name",
-                   read.handle.slab, read.handle.block,
+                   read.info.handle.slab, read.info.handle.block,
                    now_ns > read.info.made_ns ? (double)(now_ns - read.info.made_ns) / 1e9 : 0.0,
                    read.info.openers, read.info.openers == 1 ? "opener" : "openers",
                    (unsigned long long)limit);

@@ -28,7 +28,7 @@ uint32_t cw_handle_encode(const struct cw_handle_read *read, uint8_t *out) {
     struct cw_handle_form form = {.magic = CW_HANDLE_MAGIC,
                                   .version = CW_HANDLE_VERSION,
                                   .kind = KIND_ARRAY,
-                                  .handle = read->handle,
+                                  .handle = info->handle,
                                   .openers = info->openers,
                                   .flags = info->flags,
                                   .made_ns = info->made_ns,
@@ -104,8 +104,7 @@ int cw_handle_decode(const void *bytes, uint64_t size, struct cw_handle_read *ou
     int code = check_form(&form, bytes, size);
     if (code)
         return code;
-    out->handle = form.handle;
-    out->info = (cw_handle_info){.instance = form.handle.instance,
+    out->info = (cw_handle_info){.handle = form.handle,
                                  .made_ns = form.made_ns,
                                  .openers = form.openers,
                                  .flags = form.flags};

@@ -37,13 +37,12 @@ _Static_assert(sizeof(struct cw_handle_form) == 88, "layout");
 
 /* What such bytes say, checked as far as that can be done without a broker. */
 struct cw_handle_read {
-    cw_handle handle;
     struct cw_shape shape;
     cw_handle_info info;
 };
 
-/* info's texts, openers, flags and made_ns, the handle, and a resolved layout to
- * CW_HANDLE_BYTES_MAX bytes. Returns how many they are. */
+/* What info says, and a resolved layout, to CW_HANDLE_BYTES_MAX bytes. Returns how many they are.
+ */
 uint32_t cw_handle_encode(const struct cw_handle_read *read, uint8_t *out);
 /* 0, or -EPROTO: these bytes are no handle. */
 int cw_handle_decode(const void *bytes, uint64_t size_bytes, struct cw_handle_read *out);

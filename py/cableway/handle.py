@@ -68,22 +68,20 @@ def to_handle(a: Any, openers: int = 1) -> bytes:
     layout, lease = found._layout_now(), found._open_lease()
     flags = lib.CW_READONLY if lease.readonly else 0
     out, size = ffi.new("uint8_t[]", lib.CW_HANDLE_BYTES_MAX), ffi.new("uint64_t *")
+    place = openers, flags, layout.c, found._offset, out, size
     while True:
         try:
-            check_again(
-                lib.cw_to_handle,
-                usable(lease),
-                openers,
-                flags,
-                layout.c,
-                found._offset,
-                out,
-                size,
-            )
+            check_again(lib.cw_to_handle, usable(lease), *place)
             return bytes(ffi.buffer(out, size[0]))
         except LimitExceeded:
             if not pickles.make_room():
                 raise
+        except BaseException:  # of a signal's handler, when it was made
+            info = ffi.new("cw_handle_info *")
+            if size[0] and lib.cw_handle_describe(out, size[0], info) == 0:
+                made = ffi.addressof(info, "handle")
+                lib.cw_handle_discard(lib.cw_array_client(lease.pointer), made)
+            raise
 
 
 def _shared(a: Any) -> Array:
@@ -134,7 +132,7 @@ def _connection(info: Any) -> client.Connection:
             f"{socket.gethostname()!r}: a handle does not leave its node; give the array a name and get it as //{node}/NAME"
         )
     try:
-        return client.for_instance(info.instance, address)
+        return client.for_instance(info.handle.instance, address)
     except BrokerLost as error:
         raise Stale(
             f"no broker runs at {address} any more, whose handle this is (namespace {_text(info.name_space)!r}): its arrays went with it; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -39,6 +40,20 @@ def test_an_array_is_made_filled_and_copied_back(script):
         assert cw.asarray([[1, 2], [3, 4]], "i2", device="cuda:0").to("cpu").numpy().tolist() == [[1, 2], [3, 4]]
         assert cw.devices()[:2] == ["cpu", "cuda:0"]
     """)
+
+
+def test_a_handle_leads_to_it_though_its_maker_let_go(script):
+    opener = """
+        import base64, sys, cableway as cw
+        w = cw.from_handle(base64.b64decode(sys.argv[1]))
+        print(w.device, w.shape, w.strides, w.to("cpu").numpy().tolist())
+    """
+    w = cw.asarray([[1, 2], [3, 4]], "i2", device="cuda:0")
+    handle = cw.to_handle(w[:, 1], openers=2)
+    del w
+    for _ in range(2):
+        done = script(opener, base64.b64encode(handle).decode())
+        assert done.stdout == "cuda:0 (2,) (4,) [2, 4]\n"
 
 
 def test_it_never_becomes_a_numpy_array_by_itself(script):

@@ -274,7 +274,7 @@ int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_lay
 static int refuse(cw_client *client, const cw_handle_info *info) {
     char node[CW_HANDLE_NODE_MAX + 1];
     node_name(node);
-    if (strcmp(node, info->node) != 0)
+    if (*node && *info->node && strcmp(node, info->node) != 0)
         return cw_fail(-EXDEV,
                        "this handle is of node \"%s\" (namespace \"%s\"), this process runs on "
                        "\"%s\": a handle does not leave its node. Give the array a name and get "

@@ -126,7 +126,7 @@ def from_handle(handle: bytes | bytearray | memoryview) -> Array:
 def _connection(info: Any) -> client.Connection:
     """To the broker that the handle is of. cw_connect() refuses a folder that is not this user's own."""
     node, address = _text(info.node), _text(info.address)
-    if node != socket.gethostname():
+    if node and node != socket.gethostname():
         raise Error(
             f"this handle is of node {node!r} (namespace {_text(info.name_space)!r}), this process runs on "
             f"{socket.gethostname()!r}: a handle does not leave its node; give the array a name and get it as //{node}/NAME"

@@ -25,15 +25,16 @@
 struct cw_handle_form {
     uint64_t magic;
     uint16_t version; /* CW_HANDLE_VERSION */
-    uint16_t kind;    /* 1: an array */
+    uint16_t kind;    /* 1: an array; 2: a tree, of which this is the index, as bytes */
     uint32_t total_bytes;
     cw_handle handle;
-    uint32_t openers; /* for how many it was made */
-    uint32_t flags;   /* CW_READONLY or 0 */
-    uint64_t made_ns; /* CLOCK_REALTIME */
+    uint32_t openers;      /* for how many it was made */
+    uint32_t flags;        /* CW_READONLY or 0 */
+    uint64_t made_ns;      /* CLOCK_REALTIME */
+    uint64_t tree_version; /* 0: an array */
     uint16_t node_bytes, address_bytes, name_space_bytes, meta_bytes;
 };
-_Static_assert(sizeof(struct cw_handle_form) == 88, "layout");
+_Static_assert(sizeof(struct cw_handle_form) == 96, "layout");
 
 /* What such bytes say, checked as far as that can be done without a broker. */
 struct cw_handle_read {

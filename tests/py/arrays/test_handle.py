@@ -115,6 +115,7 @@ def test_any_bytes_are_an_error(data: bytes) -> None:
         (cw.zeros, "2", TypeError, "openers is a number, not str"),
         (np.zeros, 1, TypeError, r"not ndarray: copy it first, cw.asarray\(x\)"),
         (lambda n: {"a": cw.zeros(n)}, 1, TypeError, "not dict"),
+        (lambda n: cw.put("tree", {"a": cw.zeros(n)}), 0, ValueError, "for 0 openers"),
     ],
 )
 def test_bad_arguments_are_told(a: Any, openers: Any, error: Any, sentence: str) -> None:
@@ -255,3 +256,28 @@ def test_no_more_than_the_limit_are_under_way_and_pickles_make_room(
     finally:
         disconnect()
         stop_broker(tmp_path)
+
+
+def test_a_tree_goes_as_its_version_though_its_name_is_gone(script: Any) -> None:
+    tree = cw.put("model", {"w": np.arange(4.0), "b": np.ones(2, "f4")})
+    handle = cw.to_handle(tree, openers=2)
+    cw.put("model", {"w": np.zeros(4), "b": np.zeros(2, "f4")})
+    cw.remove("model")
+    tree.close()
+    del tree
+    done = script(
+        """
+        import base64, sys, cableway as cw
+        tree = cw.from_handle(base64.b64decode(sys.argv[1]))
+        print(type(tree).__name__, {path: leaf.tolist() for path, leaf in tree.items()})
+        """,
+        text(handle),
+    )
+    assert done.stdout == "Tree {'w': [0.0, 1.0, 2.0, 3.0], 'b': [1.0, 1.0]}\n"
+    kept = cw.from_handle(handle)
+    assert kept["w"].tolist() == [0, 1, 2, 3]
+    kept.close()
+    del kept
+    assert eventually(lambda: is_stale(handle))
+    with pytest.raises(cw.Stale, match="the tree behind this handle"):
+        cw.from_handle(handle)

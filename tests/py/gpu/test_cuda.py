@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import signal
 import subprocess
@@ -43,16 +42,19 @@ def test_an_array_is_made_filled_and_copied_back(script):
 
 
 def test_a_handle_leads_to_it_though_its_maker_let_go(script):
+    maker = """
+        import base64, cableway as cw
+        w = cw.asarray([[1, 2], [3, 4]], "i2", device="cuda:0")
+        print(base64.b64encode(cw.to_handle(w[:, 1], openers=2)).decode())
+    """
     opener = """
         import base64, sys, cableway as cw
         w = cw.from_handle(base64.b64decode(sys.argv[1]))
         print(w.device, w.shape, w.strides, w.to("cpu").numpy().tolist())
     """
-    w = cw.asarray([[1, 2], [3, 4]], "i2", device="cuda:0")
-    handle = cw.to_handle(w[:, 1], openers=2)
-    del w
+    handle = script(maker).stdout.strip()
     for _ in range(2):
-        done = script(opener, base64.b64encode(handle).decode())
+        done = script(opener, handle)
         assert done.stdout == "cuda:0 (2,) (4,) [2, 4]\n"
 
 

@@ -334,8 +334,9 @@ int cw_handle_discard(cw_client *client, const cw_handle *handle);
 #define CW_HANDLE_NODE_MAX    64
 #define CW_HANDLE_ADDRESS_MAX 4095
 typedef struct cw_handle_info { /* what a handle says of its maker */
-    uint64_t instance;          /* of the broker */
+    cw_handle handle;           /* as cw_array_export() made it */
     uint64_t made_ns;           /* CLOCK_REALTIME */
+    uint64_t tree_version;      /* 0: it is an array's, not a tree's */
     uint32_t openers;
     uint32_t flags;     /* CW_READONLY or 0 */
     char node[65];      /* CW_HANDLE_NODE_MAX and a NUL, as the others */
@@ -353,8 +354,8 @@ int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_lay
                  uint64_t offset_bytes, void *out, uint64_t *size_bytes);
 /*
  * Opens it: takes a lease, and is one of its openers. flags as for cw_array_open(). -EPROTO: no
- * handle, a damaged one, or beyond its block. -EXDEV: of another node, or of another broker than
- * the client's. -ESTALE: the array is gone, since it was opened so often already, or
+ * handle, a damaged one, beyond its block, or a tree's. -EXDEV: of another node, or of another
+ * broker than the client's. -ESTALE: the array is gone, since it was opened so often already, or
  * transit_seconds ran out, or the broker was started again.
  */
 int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
@@ -598,6 +599,9 @@ int cw_tree_part(const cw_tree *tree, cw_client *client, uint32_t part, cw_array
 /* A handle on the tree for another process, as cw_array_export(); and who opens it. */
 int cw_tree_export(const cw_tree *tree, int openers, cw_handle *out);
 int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, cw_tree **out);
+/* The same as bytes; see cw_to_handle() and cw_from_handle(). The caller owns *out. */
+int cw_tree_to_handle(const cw_tree *tree, uint32_t openers, void *out, uint64_t *size_bytes);
+int cw_tree_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, cw_tree **out);
 /* The same tree without a lease: its leaves and metadata can be looked at, and nothing is held.
  * Handles, names and parts of it are -ESTALE. The caller owns *out. */
 int cw_tree_describe(const cw_tree *tree, cw_tree **out);

@@ -167,14 +167,15 @@ struct cw_slab_request { /* SLAB_OPEN, SLAB_CLOSE (slab); SLAB_ADOPT (the rest) 
     uint64_t free_bytes;
     uint8_t device_uuid[16]; /* SLAB_ADOPT: of that device */
 };
-struct cw_room {         /* ROOM; the reply is the same struct */
-    uint64_t size_bytes; /* that are wanted; reply: that were taken back */
-    uint64_t turn;       /* 0 at first, then as in the last reply */
-    uint32_t next;       /* the same: where to go on; reply: 0: all slabs were looked at */
-    uint32_t slabs;      /* reply: so many were taken back */
-    uint32_t unsettled;  /* reply: 1 while blocks that came free before the first ROOM are still to
-                            be looked at */
-    uint32_t reserved;   /* 0 */
+#define CW_ROOM_OPENED 1u /* no slab is wanted: only that opened pickles' transits end */
+struct cw_room {          /* ROOM; the reply is the same struct */
+    uint64_t size_bytes;  /* that are wanted; reply: that were taken back */
+    uint64_t turn;        /* 0 at first, then as in the last reply */
+    uint32_t next;        /* the same: where to go on; reply: 0: all slabs were looked at */
+    uint32_t slabs;       /* reply: so many were taken back (CW_ROOM_OPENED: have ended) */
+    uint32_t unsettled;   /* reply: 1 while blocks that came free before the first ROOM are still to
+                             be looked at */
+    uint32_t what;        /* 0 or CW_ROOM_OPENED */
 };
 struct cw_segment_request { /* SEGMENT_OPEN body */
     uint32_t kind;          /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */

@@ -5,6 +5,7 @@
 set -eu
 build=$1
 shift
+# shellcheck disable=SC2046 # one path a line
 [ $# -gt 0 ] || set -- $(sh "$(dirname "$0")/pythons.sh")
 lists=$(dirname "$0")/requirements
 for python in "$@"; do

@@ -60,6 +60,10 @@ void cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct
                    struct cw_room *out) {
     struct cwd_slab *slab, *next;
     uint32_t looked = 0;
+    if (wish->what == CW_ROOM_OPENED) {
+        *out = (struct cw_room){.slabs = cwd_transits_end_opened(b)};
+        return;
+    }
     *out = (struct cw_room){.turn = wish->turn ? wish->turn : b->turn};
     out->unsettled = cwd_reclaim_unsettled(b, out->turn);
     cwd_reclaim_mark_slabs(b, ++b->sweeps);

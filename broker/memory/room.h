@@ -8,6 +8,10 @@
  * ask the owner, which may sleep for hours: one word of the table decides between the two
  * (shm/blocks/block.h).
  *
+ * An array whose pickle was opened stays for a while, for others who open the same one
+ * (transit.h). Such arrays are let go of before anybody is refused memory, on a GPU too: there by a
+ * request of its own (CW_ROOM_OPENED), since no slabs are taken.
+ *
  * Replicas of other nodes' arrays are kept for later use. If the free memory is not enough,
  * replicas that nobody uses lose their names: they can be fetched again, and arrays that were put
  * here cannot. The bridge has no lease on a replica with a name. It finds that the replica is gone

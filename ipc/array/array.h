@@ -88,6 +88,15 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
 int cw_array_attach(cw_client *client, uint32_t slab_id, uint32_t block, uint64_t gen,
                     uint64_t offset_bytes, uint64_t size_bytes, const struct cw_shape *shape,
                     uint32_t flags, cw_array **out);
+struct cw_handle_read;
+/* Of handles as bytes (handle.c). What one of this client for so many openers says, but for what it
+ * leads to: 0, or -EINVAL. */
+int cw_handle_begin(const cw_client *client, uint32_t openers, uint32_t flags, cw_handle_info *out);
+/* Reads one, which must be of this client's broker. 0, -EPROTO, -EXDEV or -ESTALE. */
+int cw_handle_accept(cw_client *client, const void *bytes, uint64_t size_bytes,
+                     struct cw_handle_read *out);
+/* -ESTALE: what it leads to is gone, and why that may be. */
+int cw_handle_gone(cw_client *client, const cw_handle_info *info);
 /* 0, or -EINVAL when the array is not this process's: NULL, or it came over a fork. */
 int cw_array_ours(const cw_array *array);
 /* It leaves its addresses, if it has such. True: it has no lease of its own. */

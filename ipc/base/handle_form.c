@@ -12,6 +12,7 @@
 #include "shm/base/error.h"
 
 #define KIND_ARRAY 1u
+#define KIND_TREE  2u
 
 _Static_assert(sizeof(struct cw_handle_form) + CW_HANDLE_NODE_MAX + CW_HANDLE_ADDRESS_MAX +
                        CW_NAMESPACE_MAX + CW_META_BYTES_MAX + 8 <=
@@ -27,11 +28,12 @@ uint32_t cw_handle_encode(const struct cw_handle_read *read, uint8_t *out) {
     const cw_handle_info *info = &read->info;
     struct cw_handle_form form = {.magic = CW_HANDLE_MAGIC,
                                   .version = CW_HANDLE_VERSION,
-                                  .kind = KIND_ARRAY,
-                                  .handle = read->handle,
+                                  .kind = info->tree_version ? KIND_TREE : KIND_ARRAY,
+                                  .handle = info->handle,
                                   .openers = info->openers,
                                   .flags = info->flags,
                                   .made_ns = info->made_ns,
+                                  .tree_version = info->tree_version,
                                   .node_bytes = (uint16_t)strlen(info->node),
                                   .address_bytes = (uint16_t)strlen(info->address),
                                   .name_space_bytes = (uint16_t)strlen(info->name_space)};
@@ -82,8 +84,9 @@ static int check_form(const struct cw_handle_form *form, const uint8_t *bytes, u
     if (cw_hash(bytes, size - sizeof check, 0) != check)
         return cw_fail(-EPROTO,
                        "a handle was damaged on its way: its check does not fit its bytes");
-    if (form->kind != KIND_ARRAY)
-        return cw_fail(-EPROTO, "malformed handle: of kind %u, which is none", form->kind);
+    if (form->kind != (form->tree_version ? KIND_TREE : KIND_ARRAY))
+        return cw_fail(-EPROTO, "malformed handle: kind %u, version %llu", form->kind,
+                       (unsigned long long)form->tree_version);
     if (sizeof *form + form->node_bytes + form->address_bytes + form->name_space_bytes +
             (uint64_t)form->meta_bytes + sizeof check !=
         size)
@@ -104,9 +107,9 @@ int cw_handle_decode(const void *bytes, uint64_t size, struct cw_handle_read *ou
     int code = check_form(&form, bytes, size);
     if (code)
         return code;
-    out->handle = form.handle;
-    out->info = (cw_handle_info){.instance = form.handle.instance,
+    out->info = (cw_handle_info){.handle = form.handle,
                                  .made_ns = form.made_ns,
+                                 .tree_version = form.tree_version,
                                  .openers = form.openers,
                                  .flags = form.flags};
     if (!take_text(&at, form.node_bytes, CW_HANDLE_NODE_MAX, out->info.node) ||

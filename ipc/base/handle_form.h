@@ -25,25 +25,25 @@
 struct cw_handle_form {
     uint64_t magic;
     uint16_t version; /* CW_HANDLE_VERSION */
-    uint16_t kind;    /* 1: an array */
+    uint16_t kind;    /* 1: an array; 2: a tree, of which this is the index, as bytes */
     uint32_t total_bytes;
     cw_handle handle;
-    uint32_t openers; /* for how many it was made */
-    uint32_t flags;   /* CW_READONLY or 0 */
-    uint64_t made_ns; /* CLOCK_REALTIME */
+    uint32_t openers;      /* for how many it was made */
+    uint32_t flags;        /* CW_READONLY or 0 */
+    uint64_t made_ns;      /* CLOCK_REALTIME */
+    uint64_t tree_version; /* 0: an array */
     uint16_t node_bytes, address_bytes, name_space_bytes, meta_bytes;
 };
-_Static_assert(sizeof(struct cw_handle_form) == 88, "layout");
+_Static_assert(sizeof(struct cw_handle_form) == 96, "layout");
 
 /* What such bytes say, checked as far as that can be done without a broker. */
 struct cw_handle_read {
-    cw_handle handle;
     struct cw_shape shape;
     cw_handle_info info;
 };
 
-/* info's texts, openers, flags and made_ns, the handle, and a resolved layout to
- * CW_HANDLE_BYTES_MAX bytes. Returns how many they are. */
+/* What info says, and a resolved layout, to CW_HANDLE_BYTES_MAX bytes. Returns how many they are.
+ */
 uint32_t cw_handle_encode(const struct cw_handle_read *read, uint8_t *out);
 /* 0, or -EPROTO: these bytes are no handle. */
 int cw_handle_decode(const void *bytes, uint64_t size_bytes, struct cw_handle_read *out);

@@ -22,6 +22,7 @@
 #include <string.h>
 
 #include "ipc/array/remote_name.h"
+#include "ipc/base/handle_form.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
 #include "shm/base/error.h"
@@ -448,4 +449,30 @@ int cw_tree_open(cw_client *client, const cw_handle *handle, uint64_t version, c
         return code;
     }
     return cw_tree_make(client, array, version, &index, out);
+}
+
+int cw_tree_to_handle(const cw_tree *tree, uint32_t openers, void *out, uint64_t *size_bytes) {
+    struct cw_handle_read read;
+    if (!tree || !out || !size_bytes)
+        return cw_needs("a tree, a place for its handle and one for its size");
+    int code = cw_handle_begin(tree->client, openers, CW_READONLY, &read.info);
+    if (code == 0)
+        code = cw_tree_export(tree, (int)openers, &read.info.handle);
+    if (code)
+        return code;
+    read.info.tree_version = tree->version;
+    cw_shape_bytes(read.info.handle.size_bytes, &read.shape);
+    *size_bytes = cw_handle_encode(&read, out);
+    return 0;
+}
+
+int cw_tree_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, cw_tree **out) {
+    struct cw_handle_read read;
+    int code = cw_handle_accept(client, bytes, size_bytes, &read);
+    if (code)
+        return code;
+    if (!read.info.tree_version)
+        return cw_fail(-EPROTO, "this handle leads to an array: open it by cw_from_handle()");
+    code = cw_tree_open(client, &read.info.handle, read.info.tree_version, out);
+    return code == -ESTALE ? cw_handle_gone(client, &read.info) : code;
 }

@@ -155,7 +155,8 @@ static void act_hand_over(struct worker *w) {
     memset(&letter, 0, sizeof letter);
     if (!w->held[slot].array)
         return;
-    int code = cw_array_export(w->held[slot].array, 1, &letter.handle);
+    int openers = chance_below(&w->chance, 2) ? 1 : (int)chance_below(&w->chance, 5) - 1;
+    int code = cw_array_export(w->held[slot].array, openers, &letter.handle);
     if (code == -EINVAL) /* a private one */
         return;
     if (code)
@@ -163,10 +164,15 @@ static void act_hand_over(struct worker *w) {
     letter.shape = (int64_t)cw_array_nbytes(w->held[slot].array);
     if (chance_below(&w->chance, 8) == 0) /* and some letters are lost */
         return;
-    if (send(mailbox[0], &letter, sizeof letter, MSG_DONTWAIT) != sizeof letter)
-        cw_handle_discard(w->client, &letter.handle);
-    else
+    /* For several: so many, or fewer, or more than were said. */
+    uint64_t copies = openers == 1 ? 1 : 1 + chance_below(&w->chance, 4);
+    for (; copies > 0; copies--) {
+        if (send(mailbox[0], &letter, sizeof letter, MSG_DONTWAIT) != sizeof letter) {
+            cw_handle_discard(w->client, &letter.handle);
+            return;
+        }
         atomic_fetch_add(&tally[HANDED], 1);
+    }
 }
 
 static void act_open(struct worker *w) {
@@ -174,7 +180,8 @@ static void act_open(struct worker *w) {
     if (recv(mailbox[1], &letter, sizeof letter, MSG_DONTWAIT) != sizeof letter)
         return;
     if (chance_below(&w->chance, 5) == 0) {
-        if (cw_handle_discard(w->client, &letter.handle) != 0)
+        bool all = chance_below(&w->chance, 2);
+        if ((all ? cw_handle_discard : cw_handle_skip)(w->client, &letter.handle) != 0)
             broken("discard");
         return;
     }
@@ -355,6 +362,7 @@ int main(int argc, char **argv) {
     uint64_t kills = asked ? strtoull(asked, NULL, 10) : getenv("CABLEWAY_SOAK") ? 10000 : 300;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     setenv("CABLEWAY_TRANSIT_SECONDS", "2", 1);
+    setenv("CABLEWAY_PICKLE_SECONDS", "1", 1);
     world_start(&world);
     tally = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CW_ASSERT(tally != MAP_FAILED);

@@ -126,7 +126,19 @@ void walk_handles(cw_client *client) {
     MUST(walk_filled(opened, 4));
     for (int i = 1; i < 40; i++)
         STEP(cw_handle_discard(i & 1 ? client : second, &handles[i]));
+    uint8_t bytes[CW_HANDLE_BYTES_MAX];
+    uint64_t size_bytes;
+    cw_array *again;
+    STEP(cw_to_handle(other, 2, 0, NULL, 0, bytes, &size_bytes));
+    STEP(cw_from_handle(second, bytes, size_bytes, CW_READONLY, &again));
+    MUST(walk_filled(again, 4));
+    cw_array_close(again);
+    STEP(cw_array_export(other, CW_OPENERS_UNKNOWN, &lent));
+    STEP(cw_handle_skip(second, &lent));
+    STEP(cw_handle_discard(client, &lent));
     cw_array_close(other);
+    STEP(cw_from_handle(second, bytes, size_bytes, 0, &again)); /* which it kept */
+    cw_array_close(again);
     MUST(walk_filled(opened, 4));
     cw_array_close(opened);
     made = walk_array(client, LARGE, 6, 0); /* where the first one was, or beside it */

@@ -40,7 +40,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (right)
         put_right(exact, size);
     if (cw_handle_decode(exact, size, &read) == 0) {
-        CW_ASSERT(read.shape.span_bytes <= read.handle.size_bytes);
+        CW_ASSERT(read.shape.span_bytes <= read.info.handle.size_bytes);
         CW_ASSERT(strlen(read.info.address) <= CW_HANDLE_ADDRESS_MAX);
         CW_ASSERT(read.info.openers >= 1 && read.info.openers <= CW_OPENERS_MAX);
         CW_ASSERT(cw_handle_encode(&read, again) == size && memcmp(again, exact, size) == 0);

@@ -19,6 +19,7 @@ import cableway as cw
 
 
 def to_name(array):
+    """What goes into the message."""
     if array.name is None:
         raise TypeError("a queued array needs a name: put it with keep=True")
     return array.name
@@ -42,7 +43,8 @@ app.conf.update(
 
 @app.task
 def scale(array, factor):
-    array *= factor  # in the caller's memory
+    """Writes to the caller's memory."""
+    array *= factor
     return array
 
 

@@ -10,11 +10,13 @@ import cableway as cw
 
 
 def total(array):
+    """Reads."""
     return float(array.sum())
 
 
 def double(part):
-    part *= 2  # in the client's memory
+    """Writes to the client's memory."""
+    part *= 2
     return len(part)
 
 

@@ -14,6 +14,7 @@ import cableway as cw
 
 
 def other(name, pipe):
+    """Another process, without OpenCL."""
     x = cw.get(name).numpy()
     x[1] = 50  # before the device reads it
     pipe.send(True)

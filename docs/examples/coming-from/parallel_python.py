@@ -14,21 +14,25 @@ ppft = importlib.import_module(sys.argv[1] if len(sys.argv) > 1 else "ppft")
 
 
 def scale_behind(handle, factor):
-    array = cableway.from_handle(handle)  # noqa: F821 - ppft imports what `modules` names
-    array *= factor  # in the caller's memory
+    """Writes to the caller's memory. ppft imports what `modules` names."""
+    array = cableway.from_handle(handle)  # noqa: F821
+    array *= factor
     return float(array.sum())
 
 
 def scale(array, factor):
+    """The same for `cw.Executor`, to which an array goes as it is."""
     array *= factor
     return float(array.sum())
 
 
 def total_of(name):
+    """Finds the array by its name."""
     return float(cableway.get(name).sum())  # noqa: F821
 
 
 def total(name):
+    """The same for `cw.Executor`."""
     return float(cw.get(name).sum())
 
 

@@ -14,6 +14,7 @@ if __name__ == "__main__":
     parts = [w[i : i + 2] for i in range(0, 6, 2)]
 
     def fill(part, value):
+        """Writes to the caller's memory."""
         part[...] = value
         return float(part.sum())
 

@@ -15,10 +15,12 @@ KIND = "cableway.Array"
 
 
 def to_dict(array):
+    """What serpent carries."""
     return {"__class__": KIND, "handle": base64.b64encode(cw.to_handle(array)).decode()}
 
 
 def from_dict(_kind, data):
+    """The array again."""
     return cw.from_handle(base64.b64decode(data["handle"]))
 
 
@@ -30,6 +32,8 @@ def register():
 
 @Pyro5.api.expose
 class Scaler:
+    """An object that others call."""
+
     def scale(self, array, factor):
         """Writes to the caller's memory."""
         array *= factor
@@ -41,6 +45,7 @@ class Scaler:
 
 
 def serve(pipe):
+    """The server's process."""
     register()
     with Pyro5.api.Daemon() as daemon:
         pipe.send(str(daemon.register(Scaler)))

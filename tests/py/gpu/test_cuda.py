@@ -41,6 +41,23 @@ def test_an_array_is_made_filled_and_copied_back(script):
     """)
 
 
+def test_a_handle_leads_to_it_though_its_maker_let_go(script):
+    maker = """
+        import base64, cableway as cw
+        w = cw.asarray([[1, 2], [3, 4]], "i2", device="cuda:0")
+        print(base64.b64encode(cw.to_handle(w[:, 1], openers=2)).decode())
+    """
+    opener = """
+        import base64, sys, cableway as cw
+        w = cw.from_handle(base64.b64decode(sys.argv[1]))
+        print(w.device, w.shape, w.strides, w.to("cpu").numpy().tolist())
+    """
+    handle = script(maker).stdout.strip()
+    for _ in range(2):
+        done = script(opener, handle)
+        assert done.stdout == "cuda:0 (2,) (4,) [2, 4]\n"
+
+
 def test_it_never_becomes_a_numpy_array_by_itself(script):
     script("""
         import numpy as np, cableway as cw

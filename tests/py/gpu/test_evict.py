@@ -75,6 +75,23 @@ for seed in range(500):
         )
 
 
+def test_what_stays_for_further_openers_of_a_pickle_goes_first(tmp_path):
+    with world(tmp_path / "b", **SMALL) as run:  # transit_seconds is 300
+        run(
+            TOOLS
+            + """
+import pickle
+kept = make(0)
+for seed in range(1, 4):
+    w = cw.zeros(N, device="cuda:0")
+    assert pickle.loads(pickle.dumps(w)).shape == (N,)  # opened: it stays for others who may come
+    del w
+big = cw.zeros(3 * N, device="cuda:0")
+assert not kept.away and holds(kept, 0)
+"""
+        )
+
+
 def test_none_leaves_for_more_than_the_brokers_limit(tmp_path):
     with world(tmp_path / "b", **SMALL) as run:
         run(

@@ -292,6 +292,12 @@ static void opened_pickles_are_worth_no_more_than_a_limit(void **state) {
     struct cw_room wish = {.size_bytes = 1ull << 40}; /* somebody is about to be refused memory */
     assert_int_equal(raw_call(&opener, CW_OP_ROOM, &wish, sizeof wish, &mail), 0);
     assert_true(transits_are(&opener, 0));
+    gens[0] = raw_carve(&maker, &slab, 5, 5 * 4096ull, 4096);
+    raw_transit_opened(&maker, raw_transit_share(&maker, slab.id, 5, gens[0], CW_OPENERS_ANY));
+    assert_true(transits_are(&maker, 1));
+    wish = (struct cw_room){.what = CW_ROOM_OPENED}; /* the same on a GPU */
+    assert_int_equal(raw_call(&opener, CW_OP_ROOM, &wish, sizeof wish, &mail), 0);
+    assert_true(transits_are(&opener, 0));
     raw_slab_close(&slab);
     raw_bye(&opener);
     raw_bye(&maker);

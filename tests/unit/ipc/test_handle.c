@@ -125,7 +125,7 @@ static void the_error_names_the_other_place(void **state) {
     handle_of(array, 1, bytes, &size);
     OK(cw_handle_decode(bytes, size, &read));
     other = read;
-    other.handle.instance++;
+    other.info.handle.instance++;
     size = cw_handle_encode(&other, bytes);
     assert_int_equal(cw_from_handle(client, bytes, size, 0, &got), -ESTALE);
     assert_non_null(strstr(cw_error(), "started again"));
@@ -160,7 +160,7 @@ static void a_part_is_all_that_it_names(void **state) {
     assert_true(cw_array_readonly(got));
     struct cw_handle_read read;
     OK(cw_handle_decode(bytes, size, &read));
-    assert_int_equal(read.handle.size_bytes, 199);
+    assert_int_equal(read.info.handle.size_bytes, 199);
     cw_array_close(got);
     assert_int_equal(cw_to_handle(array, 0, 0, NULL, 0, bytes, &size), -EINVAL);
     assert_int_equal(cw_to_handle(array, CW_OPENERS_MAX + 1, 0, NULL, 0, bytes, &size), -EINVAL);

@@ -24,8 +24,8 @@
  * - `joined` is the claim and the epoch mixed: it cannot be that of an earlier holder. A slot's
  *   other words were cleared before it was stored.
  * - RUNNING(e, size) was stored by somebody who saw all slots joined, by processes that ran. From
- *   then on a member of e is whoever had the slot at that moment: each member notes all claims. A
- *   slot whose claim is another one now counts as left.
+ *   then on a member of e is who joined with the slot, which `member` says also when he has left:
+ *   each member notes all of these. A slot whose claim is another one now counts as left.
  * - Every member waits with looks in between (meet.c), 32 ms apart at most. So whoever dies, at
  *   whatever moment, is missed by all who wait for him; the first one who notices breaks the epoch
  *   and rouses the others. Nobody relies on being woken.
@@ -90,7 +90,8 @@ struct group_slot { /* 704 bytes, shared */
     cw_a64 ready;     /* the epoch that its member wants to go on from, in reform() */
     cw_a64 completed; /* then: the operations that it has completed, */
     cw_a64 number;    /* and the number of its last meeting */
-    uint64_t reserved[3];
+    cw_a64 member;    /* the claim of who joined last; stays when it leaves */
+    uint64_t reserved[2];
     struct group_proposal proposal[2]; /* by the parity of the epoch that it makes */
     cw_handle inbox;                   /* its queue of messages; instance 0: none yet */
     uint64_t pad[6];
@@ -136,6 +137,12 @@ struct group_member { /* as this process noted it when the epoch began */
     cw_queue *outbox;
 };
 
+/* Where the members' vectors are, for one piece of each block (collective.c). */
+struct group_sources {
+    const uint8_t *vector[CW_GROUP_RANKS_MAX];
+    uint64_t stride[CW_GROUP_RANKS_MAX]; /* from one block of a vector to the next */
+};
+
 struct cw_group {
     cw_client *client; /* one reference */
     cw_array *array;   /* the page; NULL: closed */
@@ -145,6 +152,7 @@ struct cw_group {
     uint32_t number;            /* of the last meeting */
     uint64_t completed;         /* operations of all members that were completed here */
     uint64_t unbroken;          /* the page's word while this epoch is not broken */
+    bool in_barrier;            /* cw_group_barrier_finish() comes next */
     bool crowded;               /* more members than cores: who waits gives its core away at once */
     cw_a32 busy;                /* a thread is in an operation */
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
@@ -160,6 +168,7 @@ struct cw_group {
     uint64_t me;             /* our claim */
     struct group_slot *own;
     struct group_member members[CW_GROUP_RANKS_MAX];
+    struct group_sources sources; /* of the operation that runs */
 };
 
 /* ---- page.c ---- */
@@ -212,6 +221,10 @@ int cw_group_await(cw_group *group);
 int cw_group_glance(cw_group *group, int rounds);
 /* Breaks the epoch: reason of enum cw_group_reason, the rank that it is about. */
 void cw_group_break_by(cw_group *group, uint32_t reason, uint32_t rank);
+/* After the first meeting of an operation: what comes of a failure, since the others wait for us at
+ * a meeting to which we do not come. Memory of a member that died is gone with it: -ESTALE becomes
+ * -EOWNERDEAD then. */
+int cw_group_failed(cw_group *group, int code);
 /* -EOWNERDEAD with the sentence if this epoch is broken, else 0. */
 int cw_group_told(const cw_group *group);
 /* Time and signals of a wait: 0, -ETIMEDOUT (without a sentence), -EINTR. left_ns: at most so long

@@ -73,7 +73,9 @@ class Group:
         self._pid = os.getpid()
         number = -1 if rank is None else operator.index(rank)
         if rank is not None and number < 0:
-            raise ValueError(f"rank {number}: a rank is 0 or more; None takes the lowest that is free")
+            raise ValueError(
+                f"rank {number}: a rank is 0 or more; None takes the lowest that is free"
+            )
         self._end = _dispatch.GroupEnd(
             connection.number, name, operator.index(size), number, _nanoseconds(timeout)
         )
@@ -169,14 +171,16 @@ class Group:
 
         Args:
             send: as many elements on each member.
-            out: at root: an array of size times as many. None: a new one of shape (size, *shape of send).
+            out: at root: an array of size times as many. None: a new one with one axis more, of `size` elements, in front.
             root: rank of the receiver.
         """
         root_here = self.rank == root
-        return operations.gather(self._end, operations.GATHER, send, out, root, root_here, self.size)
+        return operations.gather(
+            self._end, operations.GATHER, send, out, root, root_here, self.size
+        )
 
     def Allgather(self, send: Any, out: Any = None) -> Any:
-        """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array of shape (size, *shape)."""
+        """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array with one axis more in front."""
         kind, none = operations.ALLGATHER, operations.NO_ROOT
         return operations.gather(self._end, kind, send, out, none, True, self.size)
 
@@ -212,9 +216,7 @@ class Group:
 
     def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
-        return operations.split(
-            self._end, operations.REDUCE_SCATTER, send, out, op, self.size
-        )
+        return operations.split(self._end, operations.REDUCE_SCATTER, send, out, op, self.size)
 
     def Alltoall(self, send: Any, out: Any = None) -> Any:
         """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
@@ -313,7 +315,10 @@ class Group:
 
     def reduce_scatter(self, objs: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
         """Each member gives `size` objects and gets one, made of those that the members gave for its rank. Blocks."""
-        objs, function = objects.parts_of(objs, self.size, "reduce_scatter"), objects.function_of(op)
+        objs, function = (
+            objects.parts_of(objs, self.size, "reduce_scatter"),
+            objects.function_of(op),
+        )
         found = self._exchange(objs, objects.ALL, objects.ALL, objects.REDUCE_SCATTER, part=True)
         return objects.fold(function, found)
 

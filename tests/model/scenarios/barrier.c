@@ -34,10 +34,8 @@ static bool await(unsigned member, unsigned number) {
     for (;;) {
         int code = cw_barrier_look(&slots[member], word_of(number));
         MODEL_CHECK(code >= 0);
-        if (code)
-            return true;
-        if (cw_barrier_broken(&broken))
-            return false;
+        if (code || cw_barrier_broken(&broken))
+            return code;
         cw_barrier_sleep(&slots[member], word_of(number), &broken, 0, -1);
     }
 }
@@ -51,36 +49,41 @@ static void read_of(unsigned member, unsigned number) {
     MODEL_CHECK(model_plain_read(&brought[member][number & 1]) == 10 * number + member);
 }
 
-static void meet(unsigned self, unsigned members, unsigned numbers) {
-    for (unsigned number = 1; number <= numbers; number++) {
+/* Two meetings with the other one; then the first one's memory is written anew. */
+static void meet(unsigned self) {
+    unsigned other = 1 - self;
+    for (unsigned number = 1; number <= 2; number++) {
         arrive(self, number);
-        for (unsigned i = 0; i < members; i++)
-            if (i != self)
-                MODEL_CHECK(await(i, number));
-        for (unsigned i = 0; i < members; i++)
-            if (i != self)
-                read_of(i, number);
+        MODEL_CHECK(await(other, number));
+        read_of(other, number);
     }
+    model_plain_write(&brought[self][1], 0);
 }
 
 static void zero_of_two(void) {
-    meet(0, 2, 3);
+    meet(0);
 }
 
 static void one_of_two(void) {
-    meet(1, 2, 3);
+    meet(1);
 }
 
-static void zero_of_three(void) {
-    meet(0, 3, 1);
+static void awaits_two(void) {
+    arrive(0, 1);
+    for (unsigned i = 1; i < MEMBERS; i++) {
+        MODEL_CHECK(await(i, 1));
+        read_of(i, 1);
+    }
 }
 
-static void one_of_three(void) {
-    meet(1, 3, 1);
+static void awaits_one(void) {
+    arrive(1, 1);
+    MODEL_CHECK(await(2, 1));
+    read_of(2, 1);
 }
 
-static void two_of_three(void) {
-    meet(2, 3, 1);
+static void arrives(void) {
+    arrive(2, 1);
 }
 
 /* ---- a member dies: 0 may, 1 waits for it, 2 notices ---- */
@@ -97,14 +100,17 @@ static void waits(void) {
 
 static void notices(void) {
     model_wait(0, 1u << 0);
-    if (!model_died(0) || cw_barrier_look(&slots[0], word_of(1)))
+    if (!model_died(0))
         return;
+    if (cw_barrier_look(&slots[0], word_of(1))) {
+        cw_barrier_rouse(&slots[0]); /* stands for the limit of the sleep */
+        return;
+    }
     if (cw_barrier_break(&broken, 0, BROKEN))
         for (unsigned i = 0; i < MEMBERS; i++)
             cw_barrier_rouse(&slots[i]);
 }
 
-/* Two who notice: one of them breaks it. */
 static void told(void) {
     MODEL_CHECK(CW_LOAD(N6, &broken, relaxed) == 0 || model_died(0));
 }
@@ -129,10 +135,10 @@ static void finds_another(void) {
     }
 
 const struct model_scenario model_barrier_scenarios[] = {
-    BARRIER("barrier, two members", "what was brought is seen, and stays until it was", NULL, 0,
+    BARRIER("barrier, two meetings", "what was brought is seen, and stays until it was", NULL, 0,
             zero_of_two, one_of_two),
-    BARRIER("barrier, three members", "nobody passes alone, nobody sleeps on", NULL, 0,
-            zero_of_three, one_of_three, two_of_three),
+    BARRIER("barrier, three members", "nobody passes alone, nobody sleeps on", NULL, 0, awaits_two,
+            awaits_one, arrives),
     BARRIER("barrier, a member dies", "who waits for it is told", told, 1, may_die, waits, notices),
     BARRIER("barrier, for another thing", "who waits is told", NULL, 0, arrives_for_another,
             finds_another),

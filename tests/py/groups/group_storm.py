@@ -53,7 +53,8 @@ def works(g: cw.Group, turn: int) -> None:
 def member(pipe: Any, name: str, rank: int, turn: int, forks: bool) -> Any:
     """Works until it is told of deaths, and goes on with the rest; says when it was told and when it went on."""
     if forks and os.fork() == 0:
-        signal.pause()
+        time.sleep(5)  # outlives its parent, and with it the parent's descriptors
+        os._exit(0)
     with cw.Group(name, SIZE, rank, timeout=60) as g:
         pipe.send("begins")
         times = []
@@ -113,11 +114,12 @@ def main() -> None:
     deaths = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}", flush=True)
-    os.setpgid(0, 0)
     told, on = storm(deaths, seed)
     for what, times in (("told", told), ("reformed", on)):
         median, last = times[len(times) // 2], times[-1]
-        print(f"{deaths} deaths: {what} after {median * 1e3:.1f} ms (median of the slowest), {last * 1e3:.1f} ms (slowest)")
+        print(
+            f"{deaths} deaths: {what} after {median * 1e3:.1f} ms (median of the slowest), {last * 1e3:.1f} ms (slowest)"
+        )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ WORDS: dict[str, tuple[str, int]] = {
     "full": ("allocation retry", 0),
     "hoard": ("retain", 0),
     "hoards": ("retain", 0),
-    "broken": ("failed CUDA context", 1),
+    "broken": ("failed CUDA context", 2),
     "loan": ("suballocation", 1),
     "borrow": ("CUDA IPC import", 0),
     "distant": ("unmapped", 0),

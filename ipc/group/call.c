@@ -13,10 +13,10 @@ static const char *operation_name(uint64_t what) {
         [GROUP_ALLGATHER] = "Allgather", [GROUP_REDUCE] = "Reduce",
         [GROUP_ALLREDUCE] = "Allreduce", [GROUP_REDUCE_SCATTER] = "Reduce_scatter",
         [GROUP_ALLTOALL] = "Alltoall",   [GROUP_EXCHANGE] = "an operation on objects",
-        [GROUP_SHARE] = "empty",
     };
-    static const char *const labels[] = {"bcast",  "scatter",   "gather",         "allgather",
-                                         "reduce", "allreduce", "reduce_scatter", "alltoall"};
+    static const char *const labels[] = {"bcast",          "scatter",  "gather",
+                                         "allgather",      "reduce",   "allreduce",
+                                         "reduce_scatter", "alltoall", "empty"};
     uint64_t operation = what & 0xff, label = what >> 16 & 0xff;
     if (operation == GROUP_EXCHANGE && label < sizeof labels / sizeof *labels)
         return labels[label];

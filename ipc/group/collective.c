@@ -20,32 +20,22 @@
  * (Scatter, Reduce_scatter, Alltoall).
  *
  * Deaths: who dies before it arrived is missed at that meeting, and all get GroupBroken; who dies
- * after it, while others read what it contributed: that stays in their memory (window.h), and they
- * go on to the next meeting. Half a slice that a dead member stored is seen by nobody who got 0.
+ * after it, while others read what it contributed: those who have opened it go on to the next
+ * meeting, the others find it gone (window.h); both are told that it died. Half a slice that a dead
+ * member stored is seen by nobody who got 0.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/group/collective.h"
 #include "ipc/group/reduce.h"
 #include "ipc/group/window.h"
 #include "shm/base/error.h"
 
-#define BYTES_DTYPE 0xffu      /* elements that are only moved, of a dtype without a number */
 #define PAST_CACHES (4u << 20) /* results from so many bytes on are stored past the caches */
 #define SLICE_ALIGN 64u
-
-struct operation {
-    enum group_operation kind;
-    uint32_t dtype, reduction, root;
-    uint64_t count, block_bytes;
-    uint32_t itemsize;
-    uint32_t blocks; /* of a vector */
-    cw_group_memory send, receive;
-    uint64_t send_bytes, receive_bytes; /* of this member; 0: it does not */
-    bool contributes, consumes;
-};
 
 /* Where the contributors' vectors are, for one piece of each block. */
 struct sources {
@@ -63,15 +53,6 @@ struct views {
 
 static uint64_t what_of(const struct operation *op, uint32_t step) {
     return group_what(op->kind, op->dtype, op->reduction, op->root, step & 0xffffff);
-}
-
-static bool is_root(const cw_group *group, const struct operation *op) {
-    return op->root == group->rank;
-}
-
-/* Does that rank contribute a vector? */
-static bool contributor(const struct operation *op, uint32_t rank) {
-    return (op->kind != GROUP_BCAST && op->kind != GROUP_SCATTER) || rank == op->root;
 }
 
 static const void *part(const struct sources *sources, uint32_t rank, uint32_t block) {
@@ -384,120 +365,18 @@ static int run_large(cw_group *group, const struct operation *op) {
     code = cw_group_await(group);
     if (code == 0) {
         views_note(group, views);
-        code = run_met(group, op, views);
-        /* Others wait for us at a meeting to which we do not come. */
-        if (code && code != -EOWNERDEAD && code != -ETIMEDOUT && code != -EINTR)
-            cw_group_break_by(group, CW_GROUP_FAILED, group->rank);
+        code = cw_group_failed(group, run_met(group, op, views));
         views_close(group, views);
     }
     free(views);
     return code;
 }
 
-static int run(cw_group *group, struct operation *op) {
+int cw_group_run(cw_group *group, const struct operation *op) {
     int code = cw_group_begin(group);
     if (code)
         return code;
     code = op->block_bytes * op->blocks <= CW_GROUP_INLINE_MAX ? run_inline(group, op)
                                                                : run_large(group, op);
     return cw_group_end(group, code);
-}
-
-/* ---- the operations ---- */
-
-static int check_memory(const struct operation *op, bool contributes, bool consumes) {
-    uint64_t total;
-    if (op->block_bytes && ((contributes && !op->send.data) || (consumes && !op->receive.data)))
-        return cw_needs("memory for the elements");
-    if (__builtin_mul_overflow(op->block_bytes, CW_GROUP_RANKS_MAX, &total) || total > INT64_MAX)
-        return cw_fail(-EINVAL, "%llu elements for each member are more than memory holds",
-                       (unsigned long long)op->count);
-    return 0;
-}
-
-/* Fills in what follows from the kind, and runs it. */
-static int operate(cw_group *group, enum group_operation kind, cw_group_memory send,
-                   cw_group_memory receive, uint64_t count, const char *dtype, uint32_t reduction,
-                   uint32_t root) {
-    struct operation op = {.kind = kind,
-                           .root = root,
-                           .reduction = reduction,
-                           .count = count,
-                           .send = send,
-                           .receive = receive};
-    if (!group || !dtype)
-        return cw_needs("a group and a dtype");
-    int code = cw_dtype_size(dtype, &op.itemsize);
-    op.dtype = code ? 0 : cw_reduce_dtype(dtype);
-    if (code == 0 && reduction)
-        code = cw_reduce_check(op.dtype, reduction);
-    if (code == 0 && root != GROUP_NO_ROOT && root >= group->size)
-        code = cw_fail(-EINVAL, "root %u: group \"%s\" has ranks 0 to %u", root, group->name,
-                       group->size - 1);
-    if (code)
-        return code;
-    if (__builtin_mul_overflow(count, op.itemsize, &op.block_bytes))
-        return cw_fail(-EINVAL, "%llu elements are more than memory holds",
-                       (unsigned long long)count);
-    if (op.dtype == 0) {
-        op.dtype = BYTES_DTYPE;
-        op.count = op.block_bytes;
-        op.itemsize = 1;
-    }
-    const bool rooted = root != GROUP_NO_ROOT;
-    const bool gathers = kind == GROUP_GATHER || kind == GROUP_REDUCE;
-    op.blocks = kind == GROUP_SCATTER || kind == GROUP_REDUCE_SCATTER || kind == GROUP_ALLTOALL
-                    ? group->size
-                    : 1;
-    op.contributes = contributor(&op, group->rank);
-    op.consumes =
-        !rooted || (gathers ? is_root(group, &op) : kind != GROUP_BCAST || !is_root(group, &op));
-    code = check_memory(&op, op.contributes, op.consumes);
-    if (code)
-        return code;
-    const bool many = kind == GROUP_GATHER || kind == GROUP_ALLGATHER || kind == GROUP_ALLTOALL;
-    op.send_bytes = op.contributes ? op.block_bytes * op.blocks : 0;
-    op.receive_bytes = op.consumes ? op.block_bytes * (many ? group->size : 1) : 0;
-    return run(group, &op);
-}
-
-int cw_group_bcast(cw_group *group, cw_group_memory data, uint64_t count, const char *dtype,
-                   uint32_t root) {
-    return operate(group, GROUP_BCAST, data, data, count, dtype, 0, root);
-}
-
-int cw_group_scatter(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
-                     const char *dtype, uint32_t root) {
-    return operate(group, GROUP_SCATTER, send, receive, count, dtype, 0, root);
-}
-
-int cw_group_gather(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
-                    const char *dtype, uint32_t root) {
-    return operate(group, GROUP_GATHER, send, receive, count, dtype, 0, root);
-}
-
-int cw_group_allgather(cw_group *group, cw_group_memory send, cw_group_memory receive,
-                       uint64_t count, const char *dtype) {
-    return operate(group, GROUP_ALLGATHER, send, receive, count, dtype, 0, GROUP_NO_ROOT);
-}
-
-int cw_group_reduce(cw_group *group, cw_group_memory send, cw_group_memory receive, uint64_t count,
-                    const char *dtype, cw_reduction reduction, uint32_t root) {
-    return operate(group, GROUP_REDUCE, send, receive, count, dtype, reduction, root);
-}
-
-int cw_group_allreduce(cw_group *group, cw_group_memory send, cw_group_memory receive,
-                       uint64_t count, const char *dtype, cw_reduction reduction) {
-    return operate(group, GROUP_ALLREDUCE, send, receive, count, dtype, reduction, GROUP_NO_ROOT);
-}
-
-int cw_group_reduce_scatter(cw_group *group, cw_group_memory send, cw_group_memory receive,
-                            uint64_t count, const char *dtype, cw_reduction reduction) {
-    return operate(group, GROUP_REDUCE_SCATTER, send, receive, count, dtype, reduction,
-                   GROUP_NO_ROOT);
-}
-
-int cw_group_alltoall(cw_group *group, cw_group_memory send, cw_group_memory receive,
-                      uint64_t count, const char *dtype) {
-    return operate(group, GROUP_ALLTOALL, send, receive, count, dtype, 0, GROUP_NO_ROOT);
 }

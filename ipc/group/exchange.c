@@ -90,10 +90,9 @@ static int exchange(cw_group *group, const void *data, uint64_t bytes, bool send
         cw_group_arrive(group, what_of(label, root, 0), 0);
         code = cw_group_await(group);
         if (code == 0) {
-            code = copy_all(group, all_send, root, receives, &arrays, parts);
-            if (code)
-                cw_group_break_by(group, CW_GROUP_FAILED, group->rank);
-            else if (arrays) {
+            code =
+                cw_group_failed(group, copy_all(group, all_send, root, receives, &arrays, parts));
+            if (code == 0 && arrays) {
                 cw_group_arrive(group, what_of(label, root, 1), 0);
                 code = cw_group_await(group);
             }

@@ -9,6 +9,7 @@
  */
 #include <sched.h>
 #include <stdio.h>
+#include <time.h>
 
 #include "ipc/array/array.h"
 #include "ipc/client.h"
@@ -17,7 +18,8 @@
 #include "shm/base/task.h"
 
 #define NAP_FIRST_NS 1000000
-#define ALONE_LOOKS  400 /* looks before the core is given away for the first time */
+#define DYING_NS     100000000 /* for a process whose session has ended, and which is not gone yet */
+#define ALONE_LOOKS  400       /* looks before the core is given away for the first time */
 
 /* broken: epoch 32, reason 16, rank 16. */
 static uint64_t broken_word(uint32_t epoch, uint32_t reason, uint32_t rank) {
@@ -196,6 +198,12 @@ static int timed_out(cw_group *group, uint64_t word) {
                    (unsigned long long)group->completed, ours, missing);
 }
 
+/* Why a member is not there. */
+static uint32_t reason_of(const struct group_member *member) {
+    bool left = CW_LOAD(N10, &member->slot->claim, acquire) != member->claim;
+    return left ? CW_GROUP_LEFT : CW_GROUP_DIED;
+}
+
 /* Breaks the epoch if one of those who have not arrived is gone. */
 static void look_for_the_dead(cw_group *group, uint64_t word) {
     for (uint32_t i = 0; i < group->size; i++) {
@@ -205,10 +213,26 @@ static void look_for_the_dead(cw_group *group, uint64_t word) {
             continue;
         if (cw_barrier_look(&member->slot->barrier, word) != 0)
             continue; /* it arrived, and went then */
-        bool left = CW_LOAD(N10, &member->slot->claim, acquire) != member->claim;
-        cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, i);
+        cw_group_break_by(group, reason_of(member), i);
         return;
     }
+}
+
+int cw_group_failed(cw_group *group, int code) {
+    if (code == 0 || code == -EOWNERDEAD || code == -ETIMEDOUT || code == -EINTR)
+        return code;
+    int64_t end_ns = cw_now_ns() + DYING_NS;
+    while (code == -ESTALE && cw_now_ns() < end_ns) {
+        for (uint32_t i = 0; i < group->size; i++)
+            if (i != group->rank && !cw_group_present(&group->members[i])) {
+                cw_group_break_by(group, reason_of(&group->members[i]), i);
+                return cw_group_told(group);
+            }
+        struct timespec nap = {.tv_nsec = NAP_FIRST_NS};
+        nanosleep(&nap, NULL);
+    }
+    cw_group_break_by(group, CW_GROUP_FAILED, group->rank);
+    return code;
 }
 
 /* Looks for about the time of a wake-up. What cw_barrier_look() says. */

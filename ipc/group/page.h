@@ -212,6 +212,10 @@ int cw_group_await(cw_group *group);
 int cw_group_glance(cw_group *group, int rounds);
 /* Breaks the epoch: reason of enum cw_group_reason, the rank that it is about. */
 void cw_group_break_by(cw_group *group, uint32_t reason, uint32_t rank);
+/* After the first meeting of an operation: what comes of a failure, since the others wait for us at
+ * a meeting to which we do not come. Memory of a member that died is gone with it: -ESTALE becomes
+ * -EOWNERDEAD then. */
+int cw_group_failed(cw_group *group, int code);
 /* -EOWNERDEAD with the sentence if this epoch is broken, else 0. */
 int cw_group_told(const cw_group *group);
 /* Time and signals of a wait: 0, -ETIMEDOUT (without a sentence), -EINTR. left_ns: at most so long
@@ -233,7 +237,6 @@ enum group_operation {
     GROUP_REDUCE_SCATTER,
     GROUP_ALLTOALL,
     GROUP_EXCHANGE,
-    GROUP_SHARE,
     GROUP_OPERATIONS
 };
 #define GROUP_NO_ROOT 0xffffu

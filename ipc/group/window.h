@@ -9,7 +9,8 @@
  * there is a meeting between two pieces. Who has arrived with a piece has read all of the piece
  * before; so when a half is written again, two pieces later, nobody reads it.
  *
- * Deaths: an array that a dead member had opened, or made, stays as long as others hold it.
+ * Deaths: what a dead member had exported stays as long as others hold it, and is gone for those
+ * who had not opened it yet: cw_group_failed() tells then that it died.
  */
 #ifndef CW_IPC_GROUP_WINDOW_H
 #define CW_IPC_GROUP_WINDOW_H

@@ -13,10 +13,15 @@ import operator
 import os
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cableway import _dispatch, client
+from cableway import _dispatch, client, create
 from cableway._group import objects, operations
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from cableway.array import Array
 
 __all__ = ["Group"]
 
@@ -112,6 +117,30 @@ class Group:
             GroupBroken: the others went on without this one.
         """
         self._end.reform()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> list[Array]:
+        """Each member makes an array with arbitrary contents, and all map all of them. Blocks.
+
+        Operations on arrays of cableway need no copy; those that all have mapped already are opened without asking the broker.
+
+        Args:
+            shape: of this member's array: one length or a tuple of them.
+            dtype: of its elements.
+
+        Returns:
+            the arrays of all members, by rank; `g.empty(...)[g.rank]` is this member's own.
+
+        >>> import cableway as cw
+        >>> with cw.Group("docs/empty", 1) as g:
+        ...     mine = g.empty(1000, "f4")[g.rank]
+        ...     mine[...] = 1
+        ...     float(g.Allreduce(mine, out=mine).numpy()[0])
+        1.0
+        """
+        mine = create.empty(shape, dtype)
+        found = self._exchange(mine, objects.ALL, objects.ALL, objects.EMPTY)
+        found[self.rank] = mine
+        return found
 
     # ---- on buffers: arrays of cableway and NumPy, contiguous, in host memory
 

@@ -19,9 +19,10 @@
  *   memory of its own for meeting n, by the number's parity, stays until all have read it.
  * - Who has seen a member arrive sees what that member wrote before.
  * - One word of the group says that it is broken (N4). It is set once, by a compare-and-swap, and
- *   whoever sets it rouses the bell of each slot. A sleeper has announced itself before it looks at
- *   that word: it sees it, or its sleep ends. If the one who set it dies before it has roused all,
- *   the rest sleep until their own next look: nobody sleeps for longer than he says.
+ *   whoever sets it rouses the bell of each slot. A sleeper reads the bell's number before it looks
+ *   at that word: it sees it set, or the number is an old one, and its sleep ends. If the one who
+ * set it dies before it has roused all, the rest sleep until their own next look: nobody sleeps for
+ * longer than he says.
  *
  * Deaths. A member that dies before N1 has not arrived, after it it has; its slot is written by
  * nobody else. Between N1 and the wake-up: sleepers sleep until their time is out, and look. So the
@@ -67,9 +68,9 @@ int cw_barrier_sleep(struct cw_barrier_slot *other, uint64_t word, cw_a64 *broke
 bool cw_barrier_break(cw_a64 *broken, uint64_t as_it_was, uint64_t word);
 /* The word that says whether the group is broken. */
 static inline uint64_t cw_barrier_broken(const cw_a64 *broken) {
-    /* N6: a look: who misses it meets the death itself, or the end of its time. Acquire: what who
-     * set it wrote before. */
-    return CW_LOAD(N6, (cw_a64 *)(uintptr_t)broken, acquire);
+    /* N6: a look: who misses it meets the death itself, or the end of its time. All that it tells
+     * is in the word. */
+    return CW_LOAD(N6, (cw_a64 *)(uintptr_t)broken, relaxed);
 }
 /* Ends the sleeps of all who wait for that member. */
 void cw_barrier_rouse(struct cw_barrier_slot *slot);

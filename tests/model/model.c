@@ -170,6 +170,7 @@ static const struct {
     {"D2", MODEL_LOAD, MODEL_NOT_ACQUIRE, "a reader that meets an old record looks again"},
     {"D4", MODEL_LOAD, MODEL_NOT_ACQUIRE, "D5 stands between the words and D4"},
     {"Q6", MODEL_RMW, MODEL_NOT_RELEASE, "for a third one, who takes the turn and cleared nothing"},
+    {"N4", MODEL_RMW, MODEL_NOT_RELEASE, "W11 of the rouse stands behind it"},
     {"G8", MODEL_RMW, MODEL_NOT_ACQUIRE, "what stood under the stamp is not looked at"},
     {"G8", MODEL_RMW, MODEL_NOT_RELEASE, "no work was done under the stamp"},
     {"T6", MODEL_RMW, MODEL_NOT_ACQUIRE,
@@ -245,6 +246,7 @@ int main(int argc, char **argv) {
     add(model_floor_scenarios);
     add(model_fence_scenarios);
     add(model_directory_scenarios);
+    add(model_barrier_scenarios);
     add(model_queue_scenarios);
     add(model_order_scenarios);
     add(model_dispatch_scenarios);

@@ -13,6 +13,7 @@ extern const struct model_scenario model_floor_scenarios[];
 extern const struct model_scenario model_directory_scenarios[];
 extern const struct model_scenario model_fence_scenarios[];
 extern const struct model_scenario model_order_scenarios[];
+extern const struct model_scenario model_barrier_scenarios[];
 extern const struct model_scenario model_queue_scenarios[];
 extern const struct model_scenario model_dispatch_scenarios[];
 extern const struct model_scenario model_groups_scenarios[];

@@ -19,7 +19,7 @@ from cableway._group.elements import Elements
 __all__ = ["exchange", "fold", "function_of", "receive", "receive_object", "send", "send_object"]
 
 ALL = -1
-BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL = range(8)
+BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, EMPTY = range(9)
 OBJECT = 1  # kind of a message
 _INT_MAX = 0x7FFFFFFF
 

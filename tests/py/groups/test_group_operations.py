@@ -264,3 +264,38 @@ def test_a_death_in_an_operation_breaks_it() -> None:
             for member in (started[0], started[2]):
                 facts = member.raised()
                 assert (facts["kind"], facts["rank"]) == ("GroupBroken", 1), facts["trace"]
+
+
+def test_each_member_makes_an_array_that_all_have() -> None:
+    def shares(g: cw.Group, _pipe: Any) -> Any:
+        arrays = g.empty((g.rank + 1, 1000), "i4")
+        assert [a.shape for a in arrays] == [(i + 1, 1000) for i in range(g.size)]
+        arrays[g.rank][...] = g.rank
+        g.barrier()
+        found = [int(a.numpy()[i, 7]) for i, a in enumerate(arrays)]
+        g.barrier()
+        return found
+
+    assert outcomes("empty", 3, shares) == [[0, 1, 2]] * 3
+
+
+class OnGpu:
+    """As an array of CuPy or PyTorch on a GPU says what it is."""
+
+    __cuda_array_interface__ = {
+        "shape": (3,), "typestr": "<f8", "data": (1 << 40, False), "version": 3,
+    }  # fmt: skip
+
+
+def test_memory_on_a_gpu_is_refused_and_never_copied() -> None:
+    with cw.Group("gpu", 1) as g:
+        for call in (
+            lambda: g.Allreduce(OnGpu()),
+            lambda: g.Allreduce(np.zeros(3), OnGpu()),
+            lambda: g.Bcast(OnGpu()),
+            lambda: g.Send(OnGpu(), 0),
+            lambda: g.Recv(OnGpu()),
+        ):
+            with pytest.raises(TypeError, match="lies on a GPU: copy it to the host"):
+                call()
+        assert g.completed == 0

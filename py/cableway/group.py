@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client, create
-from cableway._group import objects, operations
+from cableway._group import environment, objects, operations
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -46,8 +46,12 @@ class Group:
     >>> g.barrier()
     >>> g.close()
 
+    Without a name it is the group of all processes of the job that this one belongs to, as mpi4py's COMM_WORLD: those that
+    `cableway run`, mpirun, mpiexec or srun has started together, on one machine. A process that none of them has started is a
+    group of one. The second such call of a process joins a second group of the same members, and so on.
+
     Args:
-        name: of the group: 1 to 190 bytes, as the name of an array.
+        name: of the group: 1 to 190 bytes, as the name of an array. None: that of the job, with its size and rank.
         size: number of members, 1 to 256.
         rank: this member's number, from 0 to size - 1. None: the lowest that is free. Either all members give their rank, or none.
         timeout: seconds for joining, and then for each operation. None: without limit.
@@ -55,7 +59,10 @@ class Group:
     Raises:
         Timeout: not all members came in time, or an earlier group of that name has not ended.
         NameTaken: another process has this rank.
-        ValueError: size or rank out of range, another size than the other members give, or a bad name.
+        ValueError: size or rank out of range, another size than the other members give, or a bad name; without a name:
+            variables of the environment that make no sense.
+        Error: without a name: the job has processes on other machines, or its name cannot be found.
+        TypeError: a name without a size, or the reverse.
 
     Attributes:
         name: of the group.
@@ -65,18 +72,35 @@ class Group:
     __slots__ = ("__weakref__", "_end", "_pid", "name", "timeout")
 
     def __init__(
-        self, name: str, size: int, rank: int | None = None, timeout: float | None = 30
+        self,
+        name: str | None = None,
+        size: int | None = None,
+        rank: int | None = None,
+        timeout: float | None = 30,
     ) -> None:
+        of_job = name is None
+        if name is None:
+            if size is not None or rank is not None:
+                raise TypeError(
+                    "a size and a rank need a name; without all three it is the job's group"
+                )
+            name, size, rank = environment.next_membership()
+        elif size is None:
+            raise TypeError(f"the group {name!r} needs a size: how many members it has")
         connection = client.current()
         self.name = name
         self.timeout = timeout
         self._pid = os.getpid()
         number = -1 if rank is None else operator.index(rank)
         if rank is not None and number < 0:
-            raise ValueError(f"rank {number}: a rank is 0 or more; None takes the lowest that is free")
+            raise ValueError(
+                f"rank {number}: a rank is 0 or more; None takes the lowest that is free"
+            )
         self._end = _dispatch.GroupEnd(
             connection.number, name, operator.index(size), number, _nanoseconds(timeout)
         )
+        if of_job:
+            environment.joined()
 
     @property
     def rank(self) -> int:
@@ -173,7 +197,9 @@ class Group:
             root: rank of the receiver.
         """
         root_here = self.rank == root
-        return operations.gather(self._end, operations.GATHER, send, out, root, root_here, self.size)
+        return operations.gather(
+            self._end, operations.GATHER, send, out, root, root_here, self.size
+        )
 
     def Allgather(self, send: Any, out: Any = None) -> Any:
         """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array of shape (size, *shape)."""
@@ -212,9 +238,7 @@ class Group:
 
     def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
-        return operations.split(
-            self._end, operations.REDUCE_SCATTER, send, out, op, self.size
-        )
+        return operations.split(self._end, operations.REDUCE_SCATTER, send, out, op, self.size)
 
     def Alltoall(self, send: Any, out: Any = None) -> Any:
         """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
@@ -313,7 +337,10 @@ class Group:
 
     def reduce_scatter(self, objs: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
         """Each member gives `size` objects and gets one, made of those that the members gave for its rank. Blocks."""
-        objs, function = objects.parts_of(objs, self.size, "reduce_scatter"), objects.function_of(op)
+        objs, function = (
+            objects.parts_of(objs, self.size, "reduce_scatter"),
+            objects.function_of(op),
+        )
         found = self._exchange(objs, objects.ALL, objects.ALL, objects.REDUCE_SCATTER, part=True)
         return objects.fold(function, found)
 

@@ -120,7 +120,11 @@ def test_processes_of_slurm() -> None:
             "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 1, "SLURM_NNODES": 2,
         }  # fmt: skip
 
-    assert said(env_of, 2) == [[str(rank), "2", "slurm-77.3", "1"] for rank in range(2)]
+    try:
+        assert said(env_of, 2) == [[str(rank), "2", "slurm-77.3", "1"] for rank in range(2)]
+    finally:  # a job of SLURM has a broker of its own
+        stop = [COMMAND, "stop", "--yes"]
+        subprocess.run(stop, env={**clean(), "SLURM_JOB_ID": "77"}, timeout=60, check=False)
 
 
 def test_processes_of_mpich(tmp_path: Path) -> None:

@@ -153,6 +153,7 @@ static void slot_join(cw_group *group, uint64_t me) {
         CW_STORE(N18, &slot->barrier.arrived[i], 0, relaxed); /* N18: before N19 */
     }
     CW_STORE(N18, &slot->ready, 0, relaxed);
+    CW_STORE(N18, &slot->member, me, relaxed);
     slot->inbox = group->inbox_handle;
     /* N19: release: what was cleared; pairs with N20. Before W9 of the bell; a sleeper that misses
      * it looks again soon. */
@@ -227,7 +228,10 @@ static int wait_complete(cw_group *group) {
 void cw_group_members(cw_group *group, const uint32_t *slots) {
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_slot *slot = &group->page->slots[slots ? slots[i] : i];
-        group->members[i] = (struct group_member){.slot = slot, .claim = cw_group_claim(slot)};
+        group->members[i] = (struct group_member){
+            .slot = slot,
+            /* N26: N13, which saw the epoch run, orders it; some may have left already. */
+            .claim = CW_LOAD(N26, &slot->member, relaxed)};
     }
     cpu_set_t cores;
     int count = sched_getaffinity(0, sizeof cores, &cores) ? 1 : CPU_COUNT(&cores);

@@ -237,7 +237,10 @@ int cw_group_failed(cw_group *group, int code) {
 
 /* Looks for about the time of a wake-up. What cw_barrier_look() says. */
 static int spin(cw_group *group, struct cw_barrier_slot *slot, uint64_t word) {
-    uint32_t alone = group->crowded ? 8 : ALONE_LOOKS;
+    cw_bell_here(&group->own->barrier.bell);
+    /* On one core with us, the other one can only go on when we do not. */
+    bool beside = group->crowded || !cw_bell_elsewhere(&slot->bell);
+    uint32_t alone = beside ? 8 : ALONE_LOOKS;
     int64_t end_ns = 0;
     for (uint32_t looks = 0;; looks++) {
         int code = cw_barrier_look(slot, word);

@@ -211,10 +211,12 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
     if (to >= group->size)
         code = cw_fail(-EINVAL, "rank %u: group \"%s\" has ranks 0 to %u", to, group->name,
                        group->size - 1);
-    if (code == 0)
-        code = outbox_open(group, &group->members[to]);
     bool left = false;
-    if (code == -ESTALE && gone(group, to, &left) == to) { /* its inbox went with it */
+    if (code == 0 && cw_group_claim(group->members[to].slot) != group->members[to].claim)
+        left = true; /* its inbox may be there for a while */
+    else if (code == 0)
+        code = outbox_open(group, &group->members[to]);
+    if (left || (code == -ESTALE && gone(group, to, &left) == to)) {
         cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, to);
         code = cw_group_told(group);
     }

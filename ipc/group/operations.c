@@ -32,7 +32,8 @@ static int operate(cw_group *group, enum group_operation kind, cw_group_memory s
         return cw_needs("a group and a dtype");
     int code = cw_dtype_size(dtype, &op.itemsize);
     op.dtype = code ? 0 : cw_reduce_dtype(dtype);
-    if (code == 0 && reduction)
+    if (code == 0 &&
+        (kind == GROUP_REDUCE || kind == GROUP_ALLREDUCE || kind == GROUP_REDUCE_SCATTER))
         code = cw_reduce_check(op.dtype, reduction);
     if (code == 0 && root != GROUP_NO_ROOT && root >= group->size)
         code = cw_fail(-EINVAL, "root %u: group \"%s\" has ranks 0 to %u", root, group->name,

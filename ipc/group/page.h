@@ -24,8 +24,8 @@
  * - `joined` is the claim and the epoch mixed: it cannot be that of an earlier holder. A slot's
  *   other words were cleared before it was stored.
  * - RUNNING(e, size) was stored by somebody who saw all slots joined, by processes that ran. From
- *   then on a member of e is whoever had the slot at that moment: each member notes all claims. A
- *   slot whose claim is another one now counts as left.
+ *   then on a member of e is who joined with the slot, which `member` says also when he has left:
+ *   each member notes all of these. A slot whose claim is another one now counts as left.
  * - Every member waits with looks in between (meet.c), 32 ms apart at most. So whoever dies, at
  *   whatever moment, is missed by all who wait for him; the first one who notices breaks the epoch
  *   and rouses the others. Nobody relies on being woken.
@@ -90,7 +90,8 @@ struct group_slot { /* 704 bytes, shared */
     cw_a64 ready;     /* the epoch that its member wants to go on from, in reform() */
     cw_a64 completed; /* then: the operations that it has completed, */
     cw_a64 number;    /* and the number of its last meeting */
-    uint64_t reserved[3];
+    cw_a64 member;    /* the claim of who joined last; stays when it leaves */
+    uint64_t reserved[2];
     struct group_proposal proposal[2]; /* by the parity of the epoch that it makes */
     cw_handle inbox;                   /* its queue of messages; instance 0: none yet */
     uint64_t pad[6];

@@ -93,7 +93,12 @@ class GroupBroken(ProducerDied):
     """
 
     def __init__(
-        self, sentence: str = "", *, rank: int | None = None, pid: int | None = None, reason: str = ""
+        self,
+        sentence: str = "",
+        *,
+        rank: int | None = None,
+        pid: int | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(sentence)
         self.rank = rank
@@ -179,7 +184,13 @@ def from_status(status: int, sentence: str) -> Exception:
     return kind(sentence)
 
 
-_BREAKS = {1: "died", 2: "left", 3: "timeout", 4: "interrupted", 5: "failed"}  # enum cw_group_reason
+_BREAKS = {
+    1: "died",
+    2: "left",
+    3: "timeout",
+    4: "interrupted",
+    5: "failed",
+}  # enum cw_group_reason
 
 
 def group_broken(sentence: str, reason: int, rank: int, pid: int) -> GroupBroken:

@@ -193,7 +193,7 @@ class Group:
 
         Args:
             send: as many elements on each member.
-            out: at root: an array of size times as many. None: a new one of shape (size, *shape of send).
+            out: at root: an array of size times as many. None: a new one with one axis more, of `size` elements, in front.
             root: rank of the receiver.
         """
         root_here = self.rank == root
@@ -202,7 +202,7 @@ class Group:
         )
 
     def Allgather(self, send: Any, out: Any = None) -> Any:
-        """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array of shape (size, *shape)."""
+        """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array with one axis more in front."""
         kind, none = operations.ALLGATHER, operations.NO_ROOT
         return operations.gather(self._end, kind, send, out, none, True, self.size)
 

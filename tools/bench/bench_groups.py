@@ -58,7 +58,13 @@ def cases_of_cableway(ranks: int) -> Iterator[tuple[str, Call, int, int]]:
     many, many_out = np.ones(LARGE), np.empty(LARGE)
     shared, shared_out = cw.full(8192, 1.0), cw.empty(8192)
     large, large_out = cw.full(LARGE, 1.0), cw.empty(LARGE)
-    for sent, got in ((one, out), (few, few_out), (many, many_out), (shared, shared_out), (large, large_out)):
+    for sent, got in (
+        (one, out),
+        (few, few_out),
+        (many, many_out),
+        (shared, shared_out),
+        (large, large_out),
+    ):
         assert g.Allreduce(sent, got)[-1] == ranks
     yield "barrier", g.barrier, 100, 200
     yield "allreduce 8 B", lambda: g.Allreduce(one, out), 100, 200
@@ -161,14 +167,26 @@ def run_ours(ranks: int, number: int) -> list[str]:
 
 def run_peer(kind: str, home: str, ranks: int) -> list[str]:
     """The same of a peer."""
-    command = [f"{home}/bin/mpiexec", "-n", str(ranks), f"{home}/bin/python", __file__, "--member", kind]
+    command = [
+        f"{home}/bin/mpiexec",
+        "-n",
+        str(ranks),
+        f"{home}/bin/python",
+        __file__,
+        "--member",
+        kind,
+    ]
     if kind == "openmpi":
         command[1:1] = ["--bind-to", "none", "--oversubscribe"]
         if os.geteuid() == 0:
             command[1:1] = ["--allow-run-as-root"]
     environment = {**os.environ, "PATH": f"{home}/bin:{os.environ['PATH']}"}
     done = subprocess.run(
-        [*command, "--ranks", str(ranks)], env=environment, capture_output=True, text=True, timeout=600
+        [*command, "--ranks", str(ranks)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     if done.returncode:
         raise SystemExit(f"{kind} failed: {done.stderr[-500:]}")

@@ -71,6 +71,7 @@ def _on_gpu(what: object) -> TypeError:
 
 def _seen(what: Any, name: str) -> Elements:
     """The elements of an array of cableway or of NumPy."""
+    lease: leases.Lease | None
     if isinstance(what, Array):
         if what.device != "cpu":
             raise _on_gpu(what)

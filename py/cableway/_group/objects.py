@@ -136,9 +136,7 @@ def send_object(end: Any, obj: Any, dest: int, tag: int) -> None:
 def receive_object(end: Any, source: int | None, tag: int | None) -> Any:
     """Receives one."""
     from_rank = _any(source, lambda rank: check_rank(rank, "source"))
-    came_from, its_tag, kind, _, data = end.receive(
-        from_rank, _any(tag, check_tag), OBJECT, 0, 0
-    )
+    came_from, its_tag, kind, _, data = end.receive(from_rank, _any(tag, check_tag), OBJECT, 0, 0)
     if kind != OBJECT:
         raise ValueError(
             f"the message from rank {came_from} with tag {its_tag} has elements: receive it with Recv()"

@@ -117,7 +117,9 @@ def main() -> None:
     told, on = storm(deaths, seed)
     for what, times in (("told", told), ("reformed", on)):
         median, last = times[len(times) // 2], times[-1]
-        print(f"{deaths} deaths: {what} after {median * 1e3:.1f} ms (median of the slowest), {last * 1e3:.1f} ms (slowest)")
+        print(
+            f"{deaths} deaths: {what} after {median * 1e3:.1f} ms (median of the slowest), {last * 1e3:.1f} ms (slowest)"
+        )
 
 
 if __name__ == "__main__":

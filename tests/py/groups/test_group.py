@@ -231,5 +231,3 @@ def test_the_broker_may_go_while_a_group_runs() -> None:
     with pytest.raises(cw.BrokerLost):
         cw.names()
     cw.names()  # a new broker
-
-

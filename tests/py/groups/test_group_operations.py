@@ -97,8 +97,10 @@ def random_of(dtype: np.dtype[Any], rank: int, count: int) -> np.ndarray[Any, An
         found = random.standard_normal(count).astype(dtype)
         found[random.integers(0, count, 3)] = np.nan
         return found
-    return np.frombuffer(random.bytes(count * dtype.itemsize), dtype) if dtype.kind != "b" else (
-        random.integers(0, 2, count).astype("?")
+    return (
+        np.frombuffer(random.bytes(count * dtype.itemsize), dtype)
+        if dtype.kind != "b"
+        else (random.integers(0, 2, count).astype("?"))
     )
 
 
@@ -169,7 +171,8 @@ def test_structured_and_text_elements_are_moved() -> None:
         data["x"], data["name"] = g.rank, b"rank %d" % g.rank
         found = g.Allgather(data)
         return found.shape == (3, 200) and all(
-            (found[i]["name"] == b"rank %d" % i).all() and (found[i]["x"] == i).all() for i in range(3)
+            (found[i]["name"] == b"rank %d" % i).all() and (found[i]["x"] == i).all()
+            for i in range(3)
         )
 
     assert outcomes("structured", 3, moves) == [True] * 3

@@ -66,10 +66,9 @@ class Group:
 
     Attributes:
         name: of the group.
-        timeout: seconds, as given.
     """
 
-    __slots__ = ("__weakref__", "_end", "_pid", "name", "timeout")
+    __slots__ = ("__weakref__", "_end", "_pid", "_timeout", "name")
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Group:
             raise TypeError(f"the group {name!r} needs a size: how many members it has")
         connection = client.current()
         self.name = name
-        self.timeout = timeout
+        self._timeout = timeout
         self._pid = os.getpid()
         number = -1 if rank is None else operator.index(rank)
         if rank is not None and number < 0:
@@ -101,6 +100,16 @@ class Group:
         )
         if of_job:
             environment.joined()
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds for each operation; None: without limit. Can be set between operations."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self._end.set_timeout(_nanoseconds(seconds))
+        self._timeout = seconds
 
     @property
     def rank(self) -> int:

@@ -21,6 +21,7 @@ from cableway._pool.answers import MaybeDecodingError
 from cableway._pool.async_result import AsyncResult, MapResult
 from cableway._pool.devices import devices as pool_devices
 from cableway._pool.engine import RUN, Engine
+from cableway._pool.gang import run as run_gang
 from cableway._pool.imap import IMapIterator, IMapUnorderedIterator
 from cableway._pool.jobs import Task
 from cableway._pool.options import Options, chunk_size
@@ -349,6 +350,47 @@ class Pool(_Standard):
         else:
             self._engine.feed(result, iterable, chunksize, buffersize)
         return result
+
+    # ---- all at once
+
+    def spmd(
+        self,
+        func: Callable[..., Any],
+        *args: Any,
+        n: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Calls ``func(group, *args)`` at once on n distinct workers, each with its `Group`. Blocks.
+
+        Each worker is a member of one group, so that func can use barriers, reductions and messages. If workers are busy, it
+        waits until all n are free; those that are free already do nothing else meanwhile. Calls of several threads take turns.
+        With devices, the ranks go to the GPUs in turn.
+
+        If one rank raises or its worker dies, the others get `GroupBroken` in their next operation; when all have ended, the
+        first failure is raised. No rank is run again, whatever `retries` says, and the Pool goes on. A rank that goes on
+        alone after `Group.reform` does so in vain.
+
+        Args:
+            func: called with the group and args.
+            args: the same for each rank. Large NumPy arrays are copied once, and each rank may write to its own copy.
+            n: how many, at most as many as the Pool has workers and 256. None: all workers.
+            timeout: seconds for each operation of the group; None: without limit.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            WorkerDied: a worker died; its index is the rank.
+            ValueError: n is not above 0, or more than there are workers; the pool is not running.
+            Error: the pool was made smaller while ranks waited for workers.
+            Whatever func raises, with an attribute rank; its cause is the worker's traceback.
+
+        >>> import cableway as cw
+        >>> with cw.Pool(2) as pool:
+        ...     pool.spmd(lambda group, x: (group.rank, group.allreduce(x)), 10)
+        [(0, 20), (1, 20)]
+        """
+        return run_gang(self._engine, self, func, args, n, timeout)
 
     # ---- its workers
 

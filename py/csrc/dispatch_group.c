@@ -101,6 +101,14 @@ static void end_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+static PyObject *end_set_timeout(PyObject *self, PyObject *given) {
+    GroupEnd *end = (GroupEnd *)self;
+    long long timeout_ns = PyLong_AsLongLong(given);
+    if (timeout_ns == -1 && PyErr_Occurred())
+        return NULL;
+    return end_result(end, cw_group_set_timeout(end->group, timeout_ns));
+}
+
 static PyObject *end_barrier(PyObject *self, PyObject *unused) {
     GroupEnd *end = (GroupEnd *)self;
     (void)unused;
@@ -361,6 +369,7 @@ static PyMethodDef methods[] = {
      "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes)"},
     {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},
     {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
+    {"set_timeout", end_set_timeout, METH_O, "Nanoseconds for each operation; -1 for ever."},
     {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},
     {"address", end_address, METH_NOARGS, "The address of the cw_group, 0: closed."},
     {NULL, NULL, 0, NULL},

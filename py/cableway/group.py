@@ -86,6 +86,14 @@ class Group:
             name, size, rank = environment.next_membership()
         elif size is None:
             raise TypeError(f"the group {name!r} needs a size: how many members it has")
+        self._join(name, size, rank, timeout)
+        if of_job:
+            environment.joined()
+
+    def _join(
+        self, name: str, size: int, rank: int | None, timeout: float | None, stop: int = 0
+    ) -> None:
+        """stop: the address of a word of 4 bytes, which the caller keeps: joining gives up when it is not 0. 0: none."""
         connection = client.current()
         self.name = name
         self._timeout = timeout
@@ -96,10 +104,15 @@ class Group:
                 f"rank {number}: a rank is 0 or more; None takes the lowest that is free"
             )
         self._end = _dispatch.GroupEnd(
-            connection.number, name, operator.index(size), number, _nanoseconds(timeout)
+            connection.number, name, operator.index(size), number, _nanoseconds(timeout), stop
         )
-        if of_job:
-            environment.joined()
+
+    @classmethod
+    def _join_until(cls, name: str, size: int, rank: int, stop: int) -> Group:
+        """A member that joins without limit, but only while the word at the address stop is 0."""
+        made = cls.__new__(cls)
+        made._join(name, size, rank, None, stop)
+        return made
 
     @property
     def timeout(self) -> float | None:

@@ -1,8 +1,8 @@
 """A rank of `Pool.spmd` in its worker: waits until all ranks have a worker, joins their group, and calls the function.
 
 The ranks of a gang share an array of words with the parent: word 0 is set by the parent when the gang is broken or called off, word
-1 + rank by the rank when it has its worker. So a rank never waits for one that will not come: before all are there it looks at
-word 0, and while it joins it does so each JOIN_SECONDS, since a worker may die just then. Once the group is complete, it has the
+1 + rank by the rank when it has its worker. So a rank never waits for one that will not come: before all are there, and while it
+joins, it looks at word 0, since a worker may die just then. Once the group is complete, it has the
 group's own promises. If the parent dies, its workers end.
 """
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cableway.errors import Error, Timeout
+from cableway.errors import Error
 from cableway.group import Group
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["Member", "NotBegun", "NotHere", "Seat"]
 
 here = 0  # the group of workers that this worker is in
-_JOIN_SECONDS = 5.0
 _LOOK_SECONDS, _LOOK_MOST_SECONDS = 0.0002, 0.01
 
 
@@ -81,11 +80,10 @@ def _check(words: np.ndarray[Any, Any]) -> None:
 
 
 def _join(seat: Seat, words: np.ndarray[Any, Any]) -> Group:
-    while True:
-        _check(words)
-        try:
-            group = Group(seat.group, seat.size, seat.rank, timeout=_JOIN_SECONDS)
-        except Timeout:  # the others are slow, or one of them has died
-            continue
-        group.timeout = seat.timeout
-        return group
+    try:
+        group = Group._join_until(seat.group, seat.size, seat.rank, words.ctypes.data)
+    except Exception:
+        _check(words)  # word 0 has ended it
+        raise
+    group.timeout = seat.timeout
+    return group

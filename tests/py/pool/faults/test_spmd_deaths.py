@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -101,7 +102,8 @@ def test_deaths_at_any_moment() -> None:
             victims = [process.pid for process in pool._pool]
             thread, said = in_thread(pool.spmd, ranks.who)
             time.sleep(chance.random() * 0.006)
-            os.kill(chance.choice(victims), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the last one's successor
+                os.kill(chance.choice(victims), signal.SIGKILL)
             joined(thread)
             died += isinstance(said[0], cw.WorkerDied)
             assert isinstance(said[0], (cw.WorkerDied, list)), said

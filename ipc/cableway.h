@@ -1094,7 +1094,8 @@ uint32_t cw_group_rank(const cw_group *group);
 uint32_t cw_group_size(const cw_group *group);
 /* Operations of all members that this one has completed so far. */
 uint64_t cw_group_completed(const cw_group *group);
-/* 1: it is broken, and *out tells how; 0: not, as far as anybody knows. Does not block. */
+/* 1: it is broken, and *out, which may be NULL, tells how; 0: not, as far as anybody knows. Does
+ * not block. */
 int cw_group_broken(cw_group *group, cw_group_break *out);
 /* Waits until all members are here. Blocks. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EINVAL: another
  * member is in another operation (all are told, and the group goes on), -EBUSY. */

@@ -37,12 +37,6 @@
 #define PAST_CACHES (4u << 20) /* results from so many bytes on are stored past the caches */
 #define SLICE_ALIGN 64u
 
-/* Where the contributors' vectors are, for one piece of each block. */
-struct sources {
-    const uint8_t *vector[CW_GROUP_RANKS_MAX];
-    uint64_t stride[CW_GROUP_RANKS_MAX]; /* from one block of a vector to the next */
-};
-
 /* What was opened, or is known of the members, after the first meeting. */
 struct views {
     cw_array *send[CW_GROUP_RANKS_MAX], *receive[CW_GROUP_RANKS_MAX];
@@ -55,7 +49,7 @@ static uint64_t what_of(const struct operation *op, uint32_t step) {
     return group_what(op->kind, op->dtype, op->reduction, op->root, step & 0xffffff);
 }
 
-static const void *part(const struct sources *sources, uint32_t rank, uint32_t block) {
+static const void *part(const struct group_sources *sources, uint32_t rank, uint32_t block) {
     return sources->vector[rank] + block * sources->stride[rank];
 }
 
@@ -65,8 +59,8 @@ static void put_piece(uint8_t *target, const void *source, uint64_t bytes) {
 }
 
 /* Reads what is meant for this member: bytes of each block, which lie at_bytes in it. */
-static void consume(cw_group *group, const struct operation *op, const struct sources *sources,
-                    uint64_t at_bytes, uint64_t bytes) {
+static void consume(cw_group *group, const struct operation *op,
+                    const struct group_sources *sources, uint64_t at_bytes, uint64_t bytes) {
     uint8_t *target = (uint8_t *)op->receive.data + at_bytes;
     const void *parts[CW_GROUP_RANKS_MAX];
     uint32_t block = op->blocks > 1 ? group->rank : 0;
@@ -94,7 +88,7 @@ static void consume(cw_group *group, const struct operation *op, const struct so
 /* ---- in the call ---- */
 
 static int run_inline(cw_group *group, const struct operation *op) {
-    struct sources sources;
+    struct group_sources *sources = &group->sources;
     struct group_call *call = group_next_call(group);
     if (op->contributes)
         memcpy(call->data, op->send.data, op->send_bytes);
@@ -103,10 +97,10 @@ static int run_inline(cw_group *group, const struct operation *op) {
     if (code)
         return code;
     for (uint32_t i = 0; i < group->size; i++) {
-        sources.vector[i] = group_call_of(group, i)->data;
-        sources.stride[i] = op->block_bytes;
+        sources->vector[i] = group_call_of(group, i)->data;
+        sources->stride[i] = op->block_bytes;
     }
-    consume(group, op, &sources, 0, op->block_bytes);
+    consume(group, op, sources, 0, op->block_bytes);
     return 0;
 }
 
@@ -212,7 +206,7 @@ static int open_arrays(cw_group *group, const struct operation *op, struct views
 
 /* Where piece number n of each block is. */
 static int find_piece(cw_group *group, const struct operation *op, struct views *views,
-                      uint64_t at_bytes, uint64_t bytes, struct sources *sources) {
+                      uint64_t at_bytes, uint64_t bytes, struct group_sources *sources) {
     int code = 0;
     for (uint32_t i = 0; i < group->size && code == 0; i++) {
         if (!contributor(op, i))
@@ -240,7 +234,7 @@ static int meet(cw_group *group, const struct operation *op, uint32_t *step) {
  * read: somebody's array is read in place. */
 static int run_pieces(cw_group *group, const struct operation *op, struct views *views, bool staged,
                       bool own_staged, bool read) {
-    struct sources sources;
+    struct group_sources *sources = &group->sources;
     uint64_t step_bytes = staged ? piece_bytes(op) : op->block_bytes;
     uint32_t step = 0;
     int code = 0;
@@ -252,9 +246,9 @@ static int run_pieces(cw_group *group, const struct operation *op, struct views 
             code = meet(group, op, &step);
         }
         if (code == 0)
-            code = find_piece(group, op, views, at, bytes, &sources);
+            code = find_piece(group, op, views, at, bytes, sources);
         if (code == 0)
-            consume(group, op, &sources, at, bytes);
+            consume(group, op, sources, at, bytes);
     }
     return code || !read ? code : meet(group, op, &step);
 }
@@ -277,16 +271,16 @@ static int fill_targets(cw_group *group, const struct operation *op, struct view
 static int run_slices(cw_group *group, const struct operation *op, struct views *views) {
     const void *from[CW_GROUP_RANKS_MAX];
     void *targets[CW_GROUP_RANKS_MAX];
-    struct sources sources;
+    struct group_sources *sources = &group->sources;
     uint64_t width = op->block_bytes / group->size / SLICE_ALIGN * SLICE_ALIGN;
     uint64_t begin = width * group->rank;
     uint64_t end = group->rank + 1 == group->size ? op->block_bytes : begin + width;
     uint32_t step = 0;
-    int code = find_piece(group, op, views, begin, end - begin, &sources);
+    int code = find_piece(group, op, views, begin, end - begin, sources);
     if (code)
         return code;
     for (uint32_t i = 0; i < group->size; i++)
-        from[i] = part(&sources, i, 0);
+        from[i] = part(sources, i, 0);
     int count = fill_targets(group, op, views, begin, targets);
     cw_reduce(op->dtype, op->reduction, targets, (uint32_t)count, from, group->size,
               (end - begin) / op->itemsize, op->block_bytes >= PAST_CACHES);
@@ -351,7 +345,7 @@ static int run_met(cw_group *group, const struct operation *op, struct views *vi
 }
 
 static int run_large(cw_group *group, const struct operation *op) {
-    struct views *views = malloc(sizeof *views);
+    struct views *views = calloc(1, sizeof *views);
     if (!views)
         return cw_fail(-EDQUOT, "no memory for an operation of %u members", group->size);
     int code = call_make(group, op);

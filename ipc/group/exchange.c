@@ -111,6 +111,13 @@ int cw_group_exchange(cw_group *group, const void *data, uint64_t size_bytes, ui
         return code;
     bool all_send = from == CW_GROUP_ALL, all_receive = to == CW_GROUP_ALL;
     uint32_t root = !all_send ? from : !all_receive ? to : GROUP_NO_ROOT;
+    if (!all_send && !all_receive) {
+        cw_group_leave_call(group);
+        return cw_fail(-EINVAL,
+                       "bytes go from rank %u to rank %u: one of them is CW_GROUP_ALL; from "
+                       "one to one go messages",
+                       from, to);
+    }
     if ((!all_send && from >= group->size) || (!all_receive && to >= group->size)) {
         cw_group_leave_call(group);
         return cw_fail(-EINVAL, "root %u: group \"%s\" has ranks 0 to %u", root, group->name,

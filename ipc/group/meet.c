@@ -36,8 +36,8 @@ static int pid_of(uint64_t claim) {
 }
 
 int cw_group_broken(cw_group *group, cw_group_break *out) {
-    if (!group || !group->page)
-        return 0;
+    if (!group)
+        return cw_needs("a group");
     uint64_t word = broken_now(group);
     uint32_t rank = word & 0xffff;
     if (word && out)
@@ -358,11 +358,15 @@ int cw_group_barrier_begin(cw_group *group) {
     cw_group_arrive(group, BARRIER_WHAT, 0);
     if (cw_group_glance(group, group->crowded ? 1 : 64))
         return cw_group_end(group, 0);
+    group->in_barrier = true;
     return cw_fail_plain(-EAGAIN, "others have not come yet: cw_group_barrier_finish() waits");
 }
 
 int cw_group_barrier_finish(cw_group *group) {
-    if (!group || !group->page)
-        return cw_needs("a group that is in a barrier");
+    if (!group || !group->in_barrier)
+        return cw_fail(-EINVAL,
+                       "cw_group_barrier_finish() comes after cw_group_barrier_begin() has "
+                       "returned -EAGAIN, of the same group");
+    group->in_barrier = false;
     return cw_group_end(group, cw_group_await(group));
 }

@@ -198,6 +198,9 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
     int code = check_tag(tag, 0);
     if (code == 0 && !data && size_bytes)
         code = cw_needs("what is to be sent");
+    if (code == 0 && size_bytes > INT64_MAX)
+        code = cw_fail(-EINVAL, "%llu bytes are more than memory holds",
+                       (unsigned long long)size_bytes);
     if (code == 0)
         code = cw_group_begin(group);
     if (code)

@@ -137,6 +137,12 @@ struct group_member { /* as this process noted it when the epoch began */
     cw_queue *outbox;
 };
 
+/* Where the members' vectors are, for one piece of each block (collective.c). */
+struct group_sources {
+    const uint8_t *vector[CW_GROUP_RANKS_MAX];
+    uint64_t stride[CW_GROUP_RANKS_MAX]; /* from one block of a vector to the next */
+};
+
 struct cw_group {
     cw_client *client; /* one reference */
     cw_array *array;   /* the page; NULL: closed */
@@ -146,6 +152,7 @@ struct cw_group {
     uint32_t number;            /* of the last meeting */
     uint64_t completed;         /* operations of all members that were completed here */
     uint64_t unbroken;          /* the page's word while this epoch is not broken */
+    bool in_barrier;            /* cw_group_barrier_finish() comes next */
     bool crowded;               /* more members than cores: who waits gives its core away at once */
     cw_a32 busy;                /* a thread is in an operation */
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
@@ -161,6 +168,7 @@ struct cw_group {
     uint64_t me;             /* our claim */
     struct group_slot *own;
     struct group_member members[CW_GROUP_RANKS_MAX];
+    struct group_sources sources; /* of the operation that runs */
 };
 
 /* ---- page.c ---- */

@@ -242,19 +242,22 @@ static const void *part_at(const void *part, uint64_t at_bytes) {
     return (const uint8_t *)part + at_bytes;
 }
 
-/* Reduces a piece of floats of two bytes into sum, and rounds it into piece. */
+static void widen(uint32_t dtype, float *out, const void *in, size_t count) {
+    if (dtype == BF16)
+        widen_bf16(out, in, count);
+    else
+        widen_f2(out, in, count);
+}
+
+/* Reduces a piece of floats of two bytes in float32, and rounds it into piece. */
 static void reduce_narrow(uint32_t dtype, kernel_fn *kernel, uint16_t *piece,
                           const void *const *from, uint32_t parts, uint64_t at_bytes,
                           size_t count) {
     _Alignas(64) float sum[PIECE_BYTES / 2], next[PIECE_BYTES / 2];
-    for (uint32_t i = 0; i < parts; i++) {
-        float *wide = i ? next : sum;
-        if (dtype == BF16)
-            widen_bf16(wide, part_at(from[i], at_bytes), count);
-        else
-            widen_f2(wide, part_at(from[i], at_bytes), count);
-        if (i)
-            kernel(sum, sum, next, count);
+    widen(dtype, sum, part_at(from[0], at_bytes), count);
+    for (uint32_t i = 1; i < parts; i++) {
+        widen(dtype, next, part_at(from[i], at_bytes), count);
+        kernel(sum, sum, next, count);
     }
     if (dtype == BF16)
         narrow_bf16(piece, sum, count);

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from group_support import Member, group
+from group_support import Member, group, has_arrived
 from waiting import eventually
 
 import cableway as cw
@@ -134,6 +134,8 @@ def test_ctrl_c_breaks_the_group_and_says_who() -> None:
     with group("interrupt", 3, waits, timeout=None) as (zero, one, two):
         for member in (zero, one, two):
             assert member.next() == "there"
+        for rank in (1, 2):
+            assert eventually(lambda rank=rank: has_arrived("interrupt", rank, 2))
         os.kill(one.pid, signal.SIGINT)
         assert one.raised()["kind"] == "KeyboardInterrupt"
         check_told(two.raised(), 1, one.pid, "interrupted")

@@ -35,6 +35,8 @@ OPTIONAL = {
     ("cw_tree_put", "leaves"),
     ("cw_tree_put", "meta"),
     ("cw_mount_unpark", "tree"),
+    ("cw_group_join", "options"),
+    ("cw_group_broken", "out"),
 }
 # Memory that may be NULL if size_bytes is 0.
 MEMORY = {
@@ -44,11 +46,15 @@ MEMORY = {
     ("cw_array_copy_out", "target"),
     ("cw_queue_put", "data"),
     ("cw_task_write", "data"),
+    ("cw_group_send", "data"),
+    ("cw_group_exchange", "data"),
 }
 # What may be called with NULL alone, which is nothing to be ended.
 ENDS = {"cw_client_unref", "cw_free", "cw_array_close", "cw_queue_close", "cw_item_deinit"}
+ENDS |= {"cw_group_close", "cw_group_message_end", "cw_group_parts_free"}
 ENDS |= {"cw_pool_delete", "cw_worker_close", "cw_work_end", "cw_tree_close", "cw_mount_close"}
 WAITS = {"timeout_ns", "spin_ns"}  # these would last
+STRUCTS = {"cw_group_memory"}  # given as they are
 
 
 def prototypes() -> Iterator[tuple[str, str, Parameters]]:
@@ -87,6 +93,11 @@ class World:
         self.pool = self.made("cw_pool *", lib.cw_pool_new, self.address, nbytes, 2, 4, 1)
         open_ = (lib.cw_worker_open, self.address, nbytes, 2, 4, 1, 0, 0, 0)
         self.worker = self.made("cw_worker *", *open_)
+        options = self.keep(ffi.new("cw_group_options *"))
+        options.timeout_ns = 1_000_000
+        self.group = self.made("cw_group *", lib.cw_group_join, self.client, b"walk", 1, 0, options)
+        self.memory = self.keep(ffi.new("cw_group_memory *"))
+        self.memory.data = self.address
         self.item = self.keep(ffi.new("cw_item *"))
         self.task = self.keep(ffi.new("cw_task *"))
         assert lib.cw_pool_reserve(self.pool, self.task) == 0
@@ -116,7 +127,7 @@ class World:
     def right(self, kind: str, name: str) -> Any:
         """An argument with which nothing is wrong, and that harms nothing."""
         plain = kind.replace("const ", "")
-        if name == "timeout_ns" or plain in ("uint64_t", "int64_t", "uint32_t", "int"):
+        if name == "timeout_ns" or plain in ("uint64_t", "int64_t", "uint32_t", "int32_t", "int"):
             return {"count": 1, "groups": 1, "workers": 2, "cells": 4}.get(name, 0)
         if plain == "char *":
             return {"device": b"cpu"}.get(name, b"" if name == "prefix" else b"walk/x")
@@ -137,6 +148,10 @@ class World:
             "cw_pair *": self.pairs,
             "cw_tree *": self.tree,
             "cw_mount *": self.mount,
+            "cw_group *": self.group,
+            "cw_group_memory": self.memory[0],
+            "cw_group_part *": ffi.NULL,
+            "cw_reduction": 1,
         }
         if plain in given and name != "out":
             return given[plain]
@@ -165,7 +180,7 @@ def wrongs(name: str, parameters: Parameters) -> Iterator[tuple[dict[int, Any], 
     if len(pointers) > 1:
         yield dict.fromkeys(pointers, ffi.NULL), bool(needed)
     for i, (kind, parameter) in enumerate(parameters):
-        if "*" in kind or parameter in WAITS:
+        if "*" in kind or parameter in WAITS or kind in STRUCTS:
             continue
         bits = 8 * ffi.sizeof(kind)
         signed = kind.startswith("int")

@@ -27,6 +27,12 @@ def has_joined(name: str, rank: int) -> bool:
     return bool(words.view("u8")[0])
 
 
+def has_arrived(name: str, rank: int, number: int) -> bool:
+    """Whether a member has come to a meeting of this number, which begins with 1."""
+    words = cw.get(f".group/{name}").numpy()[HEAD + rank * SLOT + 8 * (number % 2) :][:4]
+    return bool(words.view("u4")[0] == number)
+
+
 class Member:
     """A process that runs function(*args); its answers are what it sends, then what it returned or raised."""
 

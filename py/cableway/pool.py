@@ -362,28 +362,18 @@ class Pool(_Standard):
     ) -> list[Any]:
         """Calls ``func(group, *args)`` at once on n distinct workers, each with its `Group`. Blocks.
 
-        Each worker is a member of one group, so that func can use barriers, reductions and messages. If workers are busy, it
-        waits until all n are free; those that are free already do nothing else meanwhile. Calls of several threads take turns.
-        With devices, the ranks go to the GPUs in turn.
-
-        If one rank raises or its worker dies, the others get `GroupBroken` in their next operation; when all have ended, the
-        first failure is raised. No rank is run again, whatever `retries` says, and the Pool goes on. A rank that goes on
-        alone after `Group.reform` does so in vain.
+        It waits until n workers are free; those that are free already wait, too. Calls of several threads take turns. With
+        devices, the ranks go to the GPUs in turn. If one rank raises or its worker dies, the others get `GroupBroken` in their
+        next operation; when all have ended, the first failure is raised. Nothing is run again, whatever `retries` says.
 
         Args:
             func: called with the group and args.
             args: the same for each rank. Large NumPy arrays are copied once, and each rank may write to its own copy.
-            n: how many, at most as many as the Pool has workers and 256. None: all workers.
+            n: at most as many as the Pool has workers, and 256. None: all workers.
             timeout: seconds for each operation of the group; None: without limit.
 
-        Returns:
-            The results, by rank.
-
-        Raises:
-            WorkerDied: a worker died; its index is the rank.
-            ValueError: n is not above 0, or more than there are workers; the pool is not running.
-            Error: the pool was made smaller while ranks waited for workers.
-            Whatever func raises, with an attribute rank; its cause is the worker's traceback.
+        Returns: the results, by rank. Raises: ValueError if n is below 1, or above the number of workers; WorkerDied, whose
+        index is the rank; Error if the pool was made smaller meanwhile; whatever func raises, with an attribute rank.
 
         >>> import cableway as cw
         >>> with cw.Pool(2) as pool:

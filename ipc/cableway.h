@@ -1134,6 +1134,9 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
 /* Leaves. Others that wait for this member, or will, find the group broken; so after the last
  * operation all may close at once. NULL is allowed. */
 void cw_group_close(cw_group *group);
+/* How long operations that begin from now on wait; < 0: for ever. Between operations. -EINVAL:
+ * NULL. */
+int cw_group_set_timeout(cw_group *group, int64_t timeout_ns);
 uint32_t cw_group_rank(const cw_group *group);
 uint32_t cw_group_size(const cw_group *group);
 /* Operations of all members that this one has completed so far. */

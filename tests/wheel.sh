@@ -63,7 +63,7 @@ for program in "$folder"/venv/lib/python*/site-packages/cableway/bin/*; do
     fi
 done
 # Its pages and its license are in it.
-for page in cableway.1 cablewayd.1 cableway-bridge.1 cableway-mover.1; do
+for page in cableway.1 cableway-run.1 cablewayd.1 cableway-bridge.1 cableway-mover.1; do
     if [ ! -s "$folder/venv/share/man/man1/$page" ]; then
         echo "wheel: the man page $page is not in it" >&2
         exit 1

@@ -36,6 +36,10 @@ static const struct option_row option_rows[] = {
     {"leaves", CLI_LEAVES, NULL, "list the leaves of a tree"},
     {"old", CLI_OLD, NULL, "the earlier versions of trees that processes still have open"},
     {"after", CLI_AFTER, "VERSION", "until the name means a later version than this one"},
+    {"processes", CLI_PROCESSES, "N", "how many, also -n N (default: one for each CPU)"},
+    {"tag", CLI_TAG, NULL, "put [RANK] before each line of output"},
+    {"keep-going", CLI_KEEP_GOING, NULL, "do not end the others when one fails"},
+    {"grace", CLI_GRACE, "SECONDS", "between SIGTERM and SIGKILL (default: 5)"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
@@ -83,6 +87,23 @@ static bool parse_version(const char *text, uint64_t *out) {
     return true;
 }
 
+/* A number of processes. -1, or the exit code after the mistake was printed. */
+static int parse_processes(const char *text, uint32_t *out) {
+    char *end;
+    errno = 0;
+    long count = strtol(text, &end, 10);
+    if (end == text || *end || (errno && errno != ERANGE) || count < 1)
+        return cli_error(CLI_USAGE, "-n takes a number of processes from 1 to %d, not '%s'",
+                         CW_GROUP_RANKS_MAX, text);
+    if (count > CW_GROUP_RANKS_MAX)
+        return cli_error(CLI_USAGE,
+                         "-n %s: a group has at most %d processes; run several jobs, or let each "
+                         "process do more",
+                         text, CW_GROUP_RANKS_MAX);
+    *out = (uint32_t)count;
+    return -1;
+}
+
 static int take_option(const struct option_row *row, const char *value, struct cli *out) {
     out->options |= row->bit;
     if (row->bit == CLI_NAMESPACE)
@@ -94,6 +115,10 @@ static int take_option(const struct option_row *row, const char *value, struct c
     }
     if (row->bit == CLI_TIMEOUT_OPTION && !parse_seconds(value, &out->timeout_ns))
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_GRACE && !parse_seconds(value, &out->grace_ns))
+        return cli_error(CLI_USAGE, "--grace takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_PROCESSES)
+        return parse_processes(value, &out->processes);
     if (row->bit == CLI_AFTER && !parse_version(value, &out->after))
         return cli_error(CLI_USAGE,
                          "--after takes the number of a version, as `cableway stat` shows it, not "
@@ -126,11 +151,12 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
                 option_rows[i].name, option_rows[i].value ? required_argument : no_argument, NULL,
                 (int)i + 1};
     }
+    const char *letters = command->options & CLI_PROCESSES ? "+:hn:" : ":h";
     options[used] = (struct option){"help", no_argument, NULL, HELP_VALUE};
     opterr = 0;
     optind = 1;
     for (;;) {
-        int at = optind, found = getopt_long(argc, argv, ":h", options, NULL);
+        int at = optind, found = getopt_long(argc, argv, letters, options, NULL);
         if (found == -1)
             break;
         if (found == 'h' || found == HELP_VALUE) {
@@ -143,7 +169,10 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
         if (found == '?')
             return cli_error(CLI_USAGE, "%s: no such option: %s (see cableway %s --help)",
                              command->name, argv[optind > at ? optind - 1 : at], command->name);
-        int code = take_option(&option_rows[found - 1], optarg, out);
+        const struct option_row *row = option_rows;
+        while (found == 'n' ? row->bit != CLI_PROCESSES : row != &option_rows[found - 1])
+            row++;
+        int code = take_option(row, optarg, out);
         if (code >= 0)
             return code;
     }

@@ -42,6 +42,10 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_LEAVES = 2048,
                   CLI_AFTER = 4096,
                   CLI_OLD = 8192,
+                  CLI_PROCESSES = 16384, /* the first argument ends the options: it is a program */
+                  CLI_TAG = 32768,
+                  CLI_KEEP_GOING = 65536,
+                  CLI_GRACE = 131072,
 };
 
 #define CLI_DEVICES_MAX 64
@@ -54,6 +58,8 @@ struct cli {                              /* a parsed command line */
     uint32_t device_count;
     int64_t timeout_ns; /* < 0: for ever */
     uint64_t after;     /* a version of a tree */
+    uint32_t processes; /* 1 to CW_GROUP_RANKS_MAX; 0: not given */
+    int64_t grace_ns;
     int count;
     char **arguments;
 };
@@ -84,6 +90,7 @@ int cmd_peers(const struct cli *cli);
 int cmd_doctor(const struct cli *cli);
 int cmd_load(const struct cli *cli);
 int cmd_verify(const struct cli *cli);
+int cmd_run(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with

@@ -66,6 +66,14 @@ static const struct cli_command commands[] = {
      "version;\n"
      "a new broker counts from 1 again.\n",
      CLI_NAMESPACE | CLI_TIMEOUT_OPTION | CLI_AFTER, 1, 1, cmd_wait},
+    {"run", "PROGRAM [ARGUMENTS...]", "Run many processes of a program, each with its rank.",
+     "A PROGRAM that ends in .py is run by $CABLEWAY_PYTHON, else by the first python in PATH. "
+     "Each\n"
+     "process has CABLEWAY_GROUP, CABLEWAY_RANK and CABLEWAY_SIZE in its environment: Python's\n"
+     "`cableway.Group()` joins by these. If one fails, the others are ended, and its exit code is "
+     "that of\n"
+     "the command (128 and the number of the signal, if it was killed). See cableway-run(1).\n",
+     CLI_PROCESSES | CLI_TAG | CLI_KEEP_GOING | CLI_GRACE, 1, -1, cmd_run},
     {"stop", "", "Stop the broker; says first what would be lost.",
      "Asks on a terminal. Without one, and with something to lose, --yes is needed.\n",
      CLI_JSON | CLI_YES | CLI_FORCE, 0, 0, cmd_stop},
@@ -106,7 +114,8 @@ static void print_help(void) {
         "  CABLEWAY_DIR        folder of the socket (else $XDG_RUNTIME_DIR/cableway, else\n"
         "                      /tmp/cableway-UID)\n"
         "  CABLEWAY_NAMESPACE  the namespace\n"
-        "  CABLEWAY_BROKER     the cablewayd to start\n",
+        "  CABLEWAY_BROKER     the cablewayd to start\n"
+        "  CABLEWAY_PYTHON     the python that `cableway run` takes for a .py file\n",
         CLI_OK, CLI_FAILED, CLI_USAGE, CLI_NO_BROKER, CLI_NO_NAME, CLI_TIMEOUT, CLI_NAME_TAKEN,
         CLI_LIMIT, CLI_DIFFERS);
 }

@@ -364,6 +364,13 @@ void cw_group_close(cw_group *group) {
     free(group);
 }
 
+int cw_group_set_timeout(cw_group *group, int64_t timeout_ns) {
+    if (!group)
+        return cw_needs("a group");
+    group->timeout_ns = timeout_ns;
+    return 0;
+}
+
 uint32_t cw_group_rank(const cw_group *group) {
     return group ? group->rank : 0;
 }

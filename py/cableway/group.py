@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client, create
-from cableway._group import objects, operations
+from cableway._group import environment, objects, operations
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -46,8 +46,12 @@ class Group:
     >>> g.barrier()
     >>> g.close()
 
+    Without a name it is the group of all processes of the job that this one belongs to, as mpi4py's COMM_WORLD: those that
+    `cableway run`, mpirun, mpiexec or srun has started together, on one machine. A process that none of them has started is a
+    group of one. The second such call of a process joins a second group of the same members, and so on.
+
     Args:
-        name: of the group: 1 to 190 bytes, as the name of an array.
+        name: of the group: 1 to 190 bytes, as the name of an array. None: that of the job, with its size and rank.
         size: number of members, 1 to 256.
         rank: this member's number, from 0 to size - 1. None: the lowest that is free. Either all members give their rank, or none.
         timeout: seconds for joining, and then for each operation. None: without limit.
@@ -55,21 +59,44 @@ class Group:
     Raises:
         Timeout: not all members came in time, or an earlier group of that name has not ended.
         NameTaken: another process has this rank.
-        ValueError: size or rank out of range, another size than the other members give, or a bad name.
+        ValueError: size or rank out of range, another size than the other members give, or a bad name; without a name:
+            variables of the environment that make no sense.
+        Error: without a name: the job has processes on other machines, or its name cannot be found.
+        TypeError: a name without a size, or the reverse.
 
     Attributes:
         name: of the group.
-        timeout: seconds, as given.
     """
 
-    __slots__ = ("__weakref__", "_end", "_pid", "name", "timeout")
+    __slots__ = ("__weakref__", "_end", "_pid", "_timeout", "name")
 
     def __init__(
-        self, name: str, size: int, rank: int | None = None, timeout: float | None = 30
+        self,
+        name: str | None = None,
+        size: int | None = None,
+        rank: int | None = None,
+        timeout: float | None = 30,
     ) -> None:
+        of_job = name is None
+        if name is None:
+            if size is not None or rank is not None:
+                raise TypeError(
+                    "a size and a rank need a name; without all three it is the job's group"
+                )
+            name, size, rank = environment.next_membership()
+        elif size is None:
+            raise TypeError(f"the group {name!r} needs a size: how many members it has")
+        self._join(name, size, rank, timeout)
+        if of_job:
+            environment.joined()
+
+    def _join(
+        self, name: str, size: int, rank: int | None, timeout: float | None, stop: int = 0
+    ) -> None:
+        """stop: the address of a word of 4 bytes, which the caller keeps: joining gives up when it is not 0. 0: none."""
         connection = client.current()
         self.name = name
-        self.timeout = timeout
+        self._timeout = timeout
         self._pid = os.getpid()
         number = -1 if rank is None else operator.index(rank)
         if rank is not None and number < 0:
@@ -77,8 +104,25 @@ class Group:
                 f"rank {number}: a rank is 0 or more; None takes the lowest that is free"
             )
         self._end = _dispatch.GroupEnd(
-            connection.number, name, operator.index(size), number, _nanoseconds(timeout)
+            connection.number, name, operator.index(size), number, _nanoseconds(timeout), stop
         )
+
+    @classmethod
+    def _join_until(cls, name: str, size: int, rank: int, stop: int) -> Group:
+        """A member that joins without limit, but only while the word at the address stop is 0."""
+        made = cls.__new__(cls)
+        made._join(name, size, rank, None, stop)
+        return made
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds for each operation; None: without limit. Can be set between operations."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float | None) -> None:
+        self._end.set_timeout(_nanoseconds(seconds))
+        self._timeout = seconds
 
     @property
     def rank(self) -> int:

@@ -21,6 +21,7 @@ from cableway._pool.answers import MaybeDecodingError
 from cableway._pool.async_result import AsyncResult, MapResult
 from cableway._pool.devices import devices as pool_devices
 from cableway._pool.engine import RUN, Engine
+from cableway._pool.gang import run as run_gang
 from cableway._pool.imap import IMapIterator, IMapUnorderedIterator
 from cableway._pool.jobs import Task
 from cableway._pool.options import Options, chunk_size
@@ -349,6 +350,37 @@ class Pool(_Standard):
         else:
             self._engine.feed(result, iterable, chunksize, buffersize)
         return result
+
+    # ---- all at once
+
+    def spmd(
+        self,
+        func: Callable[..., Any],
+        *args: Any,
+        n: int | None = None,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Calls ``func(group, *args)`` at once on n distinct workers, each with its `Group`. Blocks.
+
+        It waits until n workers are free; those that are free already wait, too. Calls of several threads take turns. With
+        devices, the ranks go to the GPUs in turn. If one rank raises or its worker dies, the others get `GroupBroken` in their
+        next operation; when all have ended, the first failure is raised. Nothing is run again, whatever `retries` says.
+
+        Args:
+            func: called with the group and args.
+            args: the same for each rank. Large NumPy arrays are copied once, and each rank may write to its own copy.
+            n: at most as many as the Pool has workers, and 256. None: all workers.
+            timeout: seconds for each operation of the group; None: without limit.
+
+        Returns: the results, by rank. Raises: ValueError if n is below 1, or above the number of workers; WorkerDied, whose
+        index is the rank; Error if the pool was made smaller meanwhile; whatever func raises, with an attribute rank.
+
+        >>> import cableway as cw
+        >>> with cw.Pool(2) as pool:
+        ...     pool.spmd(lambda group, x: (group.rank, group.allreduce(x)), 10)
+        [(0, 20), (1, 20)]
+        """
+        return run_gang(self._engine, self, func, args, n, timeout)
 
     # ---- its workers
 

@@ -14,12 +14,15 @@
 typedef struct {
     PyObject_HEAD cw_group *group;
     struct layouts_known known;
-    unsigned using; /* threads that are in a call, without the GIL */
+    const volatile uint32_t *stop; /* while it joins: it gives up when this is not 0; or NULL */
+    unsigned using;                /* threads that are in a call, without the GIL */
 } GroupEnd;
 
-/* Has a signal's handler raised? Only the main thread runs them. */
+/* Has a signal's handler raised, or is it to stop? Only the main thread runs handlers. */
 static int interrupted(void *context) {
-    (void)context;
+    const GroupEnd *end = context;
+    if (end->stop && *end->stop)
+        return 1;
     if (syscall(SYS_gettid) != getpid())
         return 0;
     PyGILState_STATE state = PyGILState_Ensure();
@@ -60,16 +63,20 @@ static int end_init(PyObject *self, PyObject *args, PyObject *kwds) {
     unsigned size;
     int rank, code;
     long long timeout_ns;
-    if (!PyArg_ParseTuple(args, "KsIiL", &client, &name, &size, &rank, &timeout_ns))
+    unsigned long long stop = 0;
+    if (!PyArg_ParseTuple(args, "KsIiL|K", &client, &name, &size, &rank, &timeout_ns, &stop))
         return -1;
     if (end->group) {
         PyErr_SetString(PyExc_TypeError, "a member joins once");
         return -1;
     }
-    cw_group_options options = {.timeout_ns = timeout_ns, .interrupted = interrupted};
+    cw_group_options options = {
+        .timeout_ns = timeout_ns, .interrupted = interrupted, .context = end};
+    end->stop = (const volatile uint32_t *)(uintptr_t)stop; /* the caller keeps it */
     Py_BEGIN_ALLOW_THREADS;
     code = cw_group_join((cw_client *)(uintptr_t)client, name, size, rank, &options, &end->group);
     Py_END_ALLOW_THREADS;
+    end->stop = NULL;
     if (code)
         group_failure(end, code);
     return code ? -1 : 0;
@@ -99,6 +106,14 @@ static void end_dealloc(PyObject *self) {
     layouts_forget(&((GroupEnd *)self)->known);
     release(self);
     Py_DECREF(type);
+}
+
+static PyObject *end_set_timeout(PyObject *self, PyObject *given) {
+    GroupEnd *end = (GroupEnd *)self;
+    long long timeout_ns = PyLong_AsLongLong(given);
+    if (timeout_ns == -1 && PyErr_Occurred())
+        return NULL;
+    return end_result(end, cw_group_set_timeout(end->group, timeout_ns));
 }
 
 static PyObject *end_barrier(PyObject *self, PyObject *unused) {
@@ -361,6 +376,7 @@ static PyMethodDef methods[] = {
      "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes)"},
     {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},
     {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
+    {"set_timeout", end_set_timeout, METH_O, "Nanoseconds for each operation; -1 for ever."},
     {"numbers", end_numbers, METH_NOARGS, "(rank, size, completed)"},
     {"address", end_address, METH_NOARGS, "The address of the cw_group, 0: closed."},
     {NULL, NULL, 0, NULL},

@@ -35,6 +35,7 @@ from cableway._pool.deliver import Delivery
 from cableway._pool.devices.devices import Devices
 from cableway._pool.devices.placement import Placement
 from cableway._pool.functions import Functions
+from cableway._pool.gang import Turn
 from cableway._pool.imap import IMapIterator
 from cableway._pool.imap_feeder import Feeder
 from cableway._pool.jobs import Job, Outcome, Source, Task, Withdrawable
@@ -126,6 +127,7 @@ class Engine:
         self._feeding: set[Feeder] = set()
         self._called_back: set[Job] = set()  # those whose callback has not returned
         self._waiters: set[int] = set()  # threads that wait for a job
+        self.gangs = Turn()  # of callers of spmd()
         self._error: BaseException | None = None  # why nothing works any more
 
         self._callbacks = Callbacks()
@@ -179,6 +181,14 @@ class Engine:
     def processes(self) -> int:
         """How many workers there shall be."""
         return self._workers.size
+
+    def spread(self, ranks: int) -> list[int | None]:
+        """For each of so many ranks the group of workers that it goes to. ValueError: there are not so many workers."""
+        return self._placement.spread(ranks)
+
+    def has_room(self, groups: list[int | None]) -> bool:
+        """Whether there are still as many workers as `spread` has found."""
+        return self._placement.has_room(groups)
 
     def default_chunk(self, items: tuple[Any, ...]) -> int:
         """How many items a task of a map has where the caller does not say."""

@@ -42,15 +42,19 @@ class Task:
 
     Attributes:
         sent: number + 1 once it was sent, else 0.
+        group: of workers, to which it must go. None: to where its arrays lie, or any. Of tasks alone that go as messages.
     """
 
-    __slots__ = ("args", "job", "kind", "number", "sent")
+    __slots__ = ("args", "group", "job", "kind", "number", "sent")
 
-    def __init__(self, job: Job, number: int, kind: int, args: Any) -> None:
+    def __init__(
+        self, job: Job, number: int, kind: int, args: Any, group: int | None = None
+    ) -> None:
         self.job = job
         self.number = number
         self.kind = kind
         self.args = args
+        self.group = group
         self.sent = 0
 
     @property

@@ -323,7 +323,7 @@ class SubmitQueue:
                 job.described,
                 encoded.data,
                 payload,
-                self._placement.group_of(encoded.held),
+                self._placement.group_of(encoded.held) if task.group is None else task.group,
             )
             return cell
         finally:

@@ -9,6 +9,7 @@ copy the arrays. Bytes are counted where a task is encoded, so that arrays at an
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from cableway.array import Array
@@ -57,3 +58,32 @@ class Placement:
         found = min(order, key=lambda group: load(group) / wanted[group])
         self._turn = (found + 1) % count
         return found
+
+    def spread(self, ranks: int) -> list[int | None]:
+        """For each of so many ranks its group, no more in a group than it has workers; as evenly as that goes. None: any.
+
+        Raises:
+            ValueError: there are not so many workers.
+        """
+        wanted = list(self._workers.wanted)
+        if ranks > sum(wanted):
+            raise ValueError(
+                f"spmd() runs on distinct workers: {ranks} were asked for, and the Pool has {sum(wanted)}; "
+                "resize() gives it more"
+            )
+        if len(wanted) == 1:
+            return [None] * ranks
+        turns = (
+            group
+            for turn in range(max(wanted))
+            for group in range(len(wanted))
+            if turn < wanted[group]
+        )
+        return list(islice(turns, ranks))
+
+    def has_room(self, groups: list[int | None]) -> bool:
+        """Whether there are still as many workers as `spread` has found."""
+        wanted = self._workers.wanted
+        if len(wanted) == 1:
+            return len(groups) <= wanted[0]
+        return all(groups.count(group) <= wanted[group] for group in range(len(wanted)))

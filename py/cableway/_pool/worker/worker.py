@@ -26,6 +26,7 @@ from cableway import _dispatch, client
 from cableway._core import idle_memory, imports
 from cableway._pool.launch.environment import Description
 from cableway._pool.task_queue import Memory, TaskQueue
+from cableway._pool.worker import member
 from cableway._pool.worker.own_gpu import OWN, OwnGpu
 from cableway._pool.worker.prefetch import Prefetch
 from cableway._pool.worker.staging import Device
@@ -368,6 +369,7 @@ def _main(
     if place.settings != client.ENVIRONMENT:
         client.use(place.settings)
     end = place.open(memory.address)
+    member.here = place.group
     idle_memory.add_end(end)
     gpu = None if place.device is None else OwnGpu(place.device)
     handler = _Handler(end, gpu, place.group)

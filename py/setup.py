@@ -83,9 +83,9 @@ setup(
     ext_modules=[
         Extension(
             "cableway._dlpack",
-            sources=["csrc/dlpack.c", "csrc/dlpack_leaves.c"],
+            sources=["csrc/dlpack/dlpack.c", "csrc/dlpack/leaves.c"],
             include_dirs=[str(ROOT), "csrc"],
-            depends=["csrc/dlpack.h", str(ROOT / "ipc" / "tree" / "index.h")],
+            depends=["csrc/dlpack/dlpack.h", str(ROOT / "ipc" / "tree" / "index.h")],
             extra_compile_args=OPTIMISED,
             define_macros=[("Py_LIMITED_API", "0x030a0000")],
             py_limited_api=True,

@@ -81,7 +81,8 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "tools/safetensors": ("shm/base", "ipc/cableway.h", "tools/npy"),
     # The benchmarks of TLS speak the protocol of nodes.
     "tools/bench/programs": ("shm/base", "shm/session", "ipc/cableway.h", "ipc/base/meta.h", "broker/bridge/wire/frame.h"),
-    "py/csrc": ("ipc/cableway.h", "ipc/tree/index.h"),
+    "py/csrc": ("ipc/cableway.h",),
+    "py/csrc/dlpack": ("ipc/tree/index.h",),
     "docs/examples": ("ipc/cableway.h",),
 }  # fmt: skip
 

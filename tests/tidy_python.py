@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "_tree": {"_core", "_cuda", "_array"} | ARRAYS,
     "_load": {"_core", "_cuda", "_array", "_tree", "tree"} | ARRAYS,
     "_engines": {"_core", "_cuda", "_array", "_tree", "_load", "tree"} | ARRAYS,
-    "_transport": {"_core", "_cuda", "_array"} | ARRAYS,
+    "_transport": {"_core", "_cuda", "_array", "_tree", "tree"} | ARRAYS,
     "_pool/devices": {"_core", "_transport"} | ARRAYS,
     "_pool/launch": {"_core", "_pool/devices"},
     "_pool/worker": {"_core", "_transport", "_pool", "_pool/devices", "_pool/launch", "group"}

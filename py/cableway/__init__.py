@@ -18,6 +18,7 @@ from cableway._core import imports as _imports  # noqa: F401 - first: a fork may
 from cableway._array.copies import copy
 from cableway._cuda.stream_order import work
 from cableway._load.trees import load
+from cableway._transport.handles import from_handle, to_handle
 from cableway.array import Array
 from cableway.client import Connection, connect
 from cableway.constant import Constant, constant
@@ -41,7 +42,6 @@ from cableway.errors import (
     VersionChanged,
     WorkerDied,
 )
-from cableway.handle import from_handle, to_handle
 from cableway.name import get, names, put, remove, wait
 from cableway.stream import current_stream
 from cableway.transfers import In, InOut, Out

@@ -1,4 +1,4 @@
-"""The module of csrc/dlpack.c."""
+"""The module of csrc/dlpack/dlpack.c."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""All leaves of a tree as tensors of PyTorch. Thousands are made, so the loop over them is in C (csrc/dlpack_leaves.c)."""
+"""All leaves of a tree as tensors of PyTorch. Thousands are made, so the loop over them is in C (csrc/dlpack/leaves.c)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
  * look(): what a capsule of another library says. It is not consumed: whoever keeps it, or what it
  * was made of, keeps the memory.
  *
- * leaves(): dlpack_leaves.c.
+ * leaves(): leaves.c.
  *
  * Limited API of Python 3.10, so that one binary serves all versions from there on.
  */

@@ -33,6 +33,7 @@ from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, lease_of_handle, usable
 from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._tree import modules
+from cableway._tree.hashes import compare
 from cableway._tree.leaves import flatten, is_tree
 from cableway._tree.old_versions import await_room
 from cableway._tree.publish import ANY_VERSION, publish
@@ -238,29 +239,11 @@ class Tree(Updating, Mapping[str, Array]):
             self._pointer()
             now = self._described
             try:
-                return self._verified(self._rows())
+                return compare(self, self._rows())
             except Error:
                 self._settle()
                 if self._described is now:
                     raise  # else another thread has swapped meanwhile, and these are the next version's bytes
-
-    def _verified(self, table: list[Row]) -> int:
-        """The same of these leaves."""
-        looked = 0
-        hashed = ffi.new("uint64_t *")
-        for row in table:
-            if not row.flags & lib.CW_LEAF_HASHED:
-                continue
-            if row.nbytes:  # else it is what it was
-                pointer = usable(self._part(row.part))
-                check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
-            if row.nbytes and hashed[0] != row.hash:
-                raise Error(
-                    f'"{row.path}" of version {self.version} is not what was published: somebody wrote there; '
-                    "publish it again, and write to copies"
-                )
-            looked += 1
-        return looked
 
     def torch(self) -> dict[str, Any]:
         """All leaves as tensors of PyTorch, without a copy; what is tied is one tensor.

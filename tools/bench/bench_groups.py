@@ -73,7 +73,8 @@ def cases_of_cableway(ranks: int) -> Iterator[tuple[str, Call, int, int]]:
     yield "allreduce 64 MiB, private", lambda: g.Allreduce(many, many_out), 1, 10
     yield "allreduce 64 MiB, arrays", lambda: g.Allreduce(large, large_out), 1, 10
     yield "bcast 64 MiB, private", lambda: g.Bcast(many), 1, 10
-    yield "memcpy 64 MiB", lambda: np.copyto(many_out, many), 1, 10
+    yield "memcpy 64 MiB, private", lambda: np.copyto(many_out, many), 1, 10
+    yield "memcpy 64 MiB, arrays", lambda: np.copyto(large_out.numpy(), large.numpy()), 1, 10
     yield "allreduce of an object", lambda: g.allreduce(1.0), 20, 100
     if ranks == 2:
         other = 1 - g.rank

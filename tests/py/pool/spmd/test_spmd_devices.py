@@ -46,19 +46,26 @@ def test_ranks_that_idle_workers_of_other_gpus_take_come_back(program):
         def where(g):
             g.barrier()
             return own()
+        def hold(a, flags):
+            while not flags.numpy()[0]: time.sleep(0.001)
         def brief(a):
-            time.sleep(0.002)
-        if __name__ == "__main__":
+            return None
+        if __name__ == "__main__" and GPUS > 1:
+            flags, near = cw.zeros(1, "i8"), cw.zeros(1000, device="cuda:0")
             with cw.Pool(devices={"cuda": 2}) as pool:
                 home = pool.spmd(where, n=GPUS)
                 assert len(set(home)) == GPUS
-                near = cw.zeros(1000, device="cuda:0")
-                for _ in range(100):  # a worker of another GPU, of which a rank needs one alone, takes some of these tasks
-                    beside = pool.map_async(brief, [near] * 60, chunksize=1)
-                    assert pool.spmd(where, n=GPUS) == home
-                    beside.get(60)
-                    if back or GPUS == 1: break
-                assert back or GPUS == 1, "no rank was taken by another GPU's worker"
+                held = [pool.apply_async(hold, (near, flags)) for _ in range(2)]  # both workers of that GPU
+                while len(pool._engine.dispatch.running()) < 2: time.sleep(0.001)
+                said = []
+                thread = threading.Thread(target=lambda: said.append(pool.spmd(where, n=GPUS)))
+                thread.start()
+                while not back and thread.is_alive():  # others take what is beyond the bound, the rank among them
+                    pool.map_async(brief, [near] * 10, chunksize=1)
+                    time.sleep(0.01)
+                flags.numpy()[0] = 1
+                thread.join()
+                assert back and said == [home], (back, said)
     """)
 
 

@@ -47,7 +47,7 @@ WIDTH_MAX = 160
 PAGE_LINES = 60
 # A file of C or Python, perhaps with its folder; not a pattern, and not a method of something.
 FILE_NAME = re.compile(r"(?<![\w*{}$%<./-])((?:[\w-]+/)*[\w-]+\.(?:c|h|py))\b(?![\w(*])")
-FILES_OF_USERS = {"prog.c", "train.py", "linux/pidfd.h"}
+FILES_OF_USERS = {"job.py", "prog.c", "train.py", "linux/pidfd.h"}
 
 # Figures in documents that a source decides: document, how it is told there, source, name of the constant. `256 KiB` is a number.
 FIGURES = [

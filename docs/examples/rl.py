@@ -8,8 +8,7 @@ try weights that differ a little from the policy's, and the trainer moves the po
 reports which version it played with and what those weights add up to, so that the trainer can check that no player ever used a
 mixture of two versions.
 
-Everything lies in host memory here. On a GPU, `cw.put(..., device="cuda:0")` and `tree.torch()` do the same under captured graphs: the guide's
-page "Models" shows it.
+Everything lies in host memory here. `docs/examples/gpu/rl.py` does the same on a GPU, under captured graphs.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ def run(place: Path, words: list[str | Path], folder: Path, **environment: str) 
             "HOME": str(folder),
             "TMPDIR": str(folder),
             "PYTHONDONTWRITEBYTECODE": "1",
+            "CABLEWAY_PICKLE_SECONDS": "60",  # also where a machine is so busy that ranks are late
             **environment,
         },
         capture_output=True,

@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "_transport": {"_core", "_cuda", "_array"} | ARRAYS,
     "_pool/devices": {"_core", "_transport"} | ARRAYS,
     "_pool/launch": {"_core", "_pool/devices"},
-    "_pool/worker": {"_core", "_transport", "_pool", "_pool/devices", "_pool/launch", "group"} | ARRAYS,
+    "_pool/worker": {"_core", "_transport", "_pool", "_pool/devices", "_pool/launch", "group"}
+    | ARRAYS,
     "_pool": {"_core", "_transport", "_pool/devices", "_pool/launch", "_pool/worker"} | ARRAYS,
     "_executor": {"_transport", "_pool", "errors"},
     "_joblib": {"_core", "_transport", "_pool", "_executor"} | ARRAYS,

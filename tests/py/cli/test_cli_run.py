@@ -201,6 +201,22 @@ def test_a_signal_that_kills_is_the_exit_code() -> None:
         assert process.wait(timeout=60) == 128 + signal.SIGINT
 
 
+def test_a_signal_that_was_ignored_stays_so() -> None:
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    text = "grep SigIgn /proc/$$/status; read x"
+    with subprocess.Popen(
+        [COMMAND, "run", "-n", "1", *shell(text)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=ignore, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert int(process.stdout.readline().split()[1], 16) & 1 << (signal.SIGINT - 1)
+        process.send_signal(signal.SIGINT)
+        process.communicate("go on\n", timeout=60)
+        assert process.returncode == OK
+
+
 def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
     for i in range(TIMES):
         pids = tmp_path / f"pids{i}"

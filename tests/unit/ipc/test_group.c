@@ -172,6 +172,9 @@ static void bad_arguments_do_nothing(void **state) {
     assert_int_equal(cw_group_reform(group), -EINVAL);
     assert_int_equal(cw_group_completed(group), 0);
     OK(cw_group_barrier(group));
+    assert_int_equal(cw_group_set_timeout(NULL, 0), -EINVAL);
+    OK(cw_group_set_timeout(group, 1));
+    assert_int_equal(cw_group_receive(group, 0, 0, &message), -ETIMEDOUT);
     cw_group_close(group);
     cw_client_unref(client);
 }

@@ -28,6 +28,11 @@ void cw_group_describe(uint64_t what, uint64_t count, char *text, size_t room) {
     uint32_t dtype = (uint32_t)(what >> 8) & 0xff, reduction = (uint32_t)(what >> 16) & 0xff;
     uint32_t root = (uint32_t)(what >> 24) & 0xffff;
     int used = snprintf(text, room, "%s", operation_name(what));
+    if ((what & 0xff) == GROUP_EXCHANGE && dtype && used > 0 && (size_t)used < room) {
+        const char *name = cw_reduce_name(dtype); /* the op of objects */
+        used += snprintf(text + used, room - (size_t)used, ", %s", *name ? name : "a function");
+        dtype = 0;
+    }
     if (dtype && used > 0 && (size_t)used < room)
         used += snprintf(text + used, room - (size_t)used, " of %llu %s%s%s",
                          (unsigned long long)count, cw_reduce_dtype_name(dtype),

@@ -348,7 +348,7 @@ static int run_large(cw_group *group, const struct operation *op) {
     struct views *views = calloc(1, sizeof *views);
     if (!views)
         return cw_fail(-EDQUOT, "no memory for an operation of %u members", group->size);
-    int code = call_make(group, op);
+    int code = cw_group_refused(group, call_make(group, op));
     if (code) {
         free(views);
         return code;

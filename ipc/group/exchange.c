@@ -13,8 +13,9 @@
 #include "ipc/group/window.h"
 #include "shm/base/error.h"
 
+/* A label has two bytes, of which the second stands where elements have their dtype. */
 static uint64_t what_of(uint32_t label, uint32_t root, uint32_t step) {
-    return group_what(GROUP_EXCHANGE, 0, label & 0xff, root, step);
+    return group_what(GROUP_EXCHANGE, label >> 8 & 0xff, label & 0xff, root, step);
 }
 
 /* Puts what we contribute where others find it. */
@@ -85,7 +86,7 @@ static int exchange(cw_group *group, const void *data, uint64_t bytes, bool send
                     uint32_t root, uint32_t label, bool receives, cw_group_part *parts) {
     cw_array *array = NULL;
     bool arrays;
-    int code = contribute(group, data, sends ? bytes : 0, &array);
+    int code = cw_group_refused(group, contribute(group, data, sends ? bytes : 0, &array));
     if (code == 0) {
         cw_group_arrive(group, what_of(label, root, 0), 0);
         code = cw_group_await(group);

@@ -223,6 +223,8 @@ int cw_group_failed(cw_group *group, int code) {
         return code;
     int64_t end_ns = cw_now_ns() + DYING_NS;
     while (code == -ESTALE && cw_now_ns() < end_ns) {
+        if (broken_now(group)) /* others went on without us, and let go of what we look for */
+            return cw_group_told(group);
         for (uint32_t i = 0; i < group->size; i++)
             if (i != group->rank && !cw_group_present(&group->members[i])) {
                 cw_group_break_by(group, reason_of(&group->members[i]), i);
@@ -233,6 +235,10 @@ int cw_group_failed(cw_group *group, int code) {
     }
     cw_group_break_by(group, CW_GROUP_FAILED, group->rank);
     return code;
+}
+
+int cw_group_refused(cw_group *group, int code) {
+    return code == -ECONNRESET ? cw_group_failed(group, code) : code;
 }
 
 /* Looks for about the time of a wake-up. What cw_barrier_look() says. */

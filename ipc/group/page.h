@@ -225,6 +225,9 @@ void cw_group_break_by(cw_group *group, uint32_t reason, uint32_t rank);
  * a meeting to which we do not come. Memory of a member that died is gone with it: -ESTALE becomes
  * -EOWNERDEAD then. */
 int cw_group_failed(cw_group *group, int code);
+/* Before the first meeting: what comes of a failure there. Without a broker there is no way on for
+ * anybody, so the group is broken; else nobody was met, and this member can do it again. */
+int cw_group_refused(cw_group *group, int code);
 /* -EOWNERDEAD with the sentence if this epoch is broken, else 0. */
 int cw_group_told(const cw_group *group);
 /* Time and signals of a wait: 0, -ETIMEDOUT (without a sentence), -EINTR. left_ns: at most so long

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client, create
+from cableway._core.library import lib
 from cableway._group import environment, objects, operations
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ class Group:
         NameTaken: another process has this rank.
         ValueError: size or rank out of range, another size than the other members give, or a bad name; without a name:
             variables of the environment that make no sense.
-        Error: without a name: the job has processes on other machines, or its name cannot be found.
+        Error: the group has all its members already, and none of them has left; without a name: the job has processes on other
+            machines, or its name cannot be found.
         TypeError: a name without a size, or the reverse.
 
     Attributes:
@@ -98,13 +100,15 @@ class Group:
         self.name = name
         self._timeout = timeout
         self._pid = os.getpid()
-        number = -1 if rank is None else operator.index(rank)
-        if rank is not None and number < 0:
+        members, number = operator.index(size), -1 if rank is None else operator.index(rank)
+        if not 1 <= members <= lib.CW_GROUP_RANKS_MAX:
+            raise ValueError(f"size {members}: a group has 1 to {lib.CW_GROUP_RANKS_MAX} members")
+        if rank is not None and not 0 <= number < members:
             raise ValueError(
-                f"rank {number}: a rank is 0 or more; None takes the lowest that is free"
+                f"rank {number}: a group of {members} has ranks 0 to {members - 1}; None takes the lowest that is free"
             )
         self._end = _dispatch.GroupEnd(
-            connection.number, name, operator.index(size), number, _nanoseconds(timeout), stop
+            connection.number, name, members, number, _nanoseconds(timeout), stop
         )
 
     @classmethod
@@ -338,7 +342,8 @@ class Group:
     def reduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum", root: int = 0) -> Any:
         """As `allreduce`, for root alone; the others get None. Blocks."""
         rank, function = self.rank, objects.function_of(op)
-        found = self._exchange(obj, objects.ALL, root, objects.REDUCE)
+        label = objects.REDUCE | objects.number_of(op)
+        found = self._exchange(obj, objects.ALL, root, label)
         return objects.fold(function, found) if rank == root else None
 
     def allreduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
@@ -354,7 +359,8 @@ class Group:
         {'seen': 1}
         """
         function = objects.function_of(op)
-        found = self._exchange(obj, objects.ALL, objects.ALL, objects.ALLREDUCE)
+        label = objects.ALLREDUCE | objects.number_of(op)
+        found = self._exchange(obj, objects.ALL, objects.ALL, label)
         return objects.fold(function, found)
 
     def reduce_scatter(self, objs: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
@@ -363,7 +369,8 @@ class Group:
             objects.parts_of(objs, self.size, "reduce_scatter"),
             objects.function_of(op),
         )
-        found = self._exchange(objs, objects.ALL, objects.ALL, objects.REDUCE_SCATTER, part=True)
+        label = objects.REDUCE_SCATTER | objects.number_of(op)
+        found = self._exchange(objs, objects.ALL, objects.ALL, label, part=True)
         return objects.fold(function, found)
 
     def alltoall(self, objs: Any) -> list[Any]:

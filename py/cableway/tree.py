@@ -30,7 +30,7 @@ from cableway._core.arguments import count
 from cableway._core.deadlines import left_ns, tries_again
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again, lease_of_handle, usable
+from cableway._core.leases import Lease, lease_again, lease_of_handle
 from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._tree import modules
 from cableway._tree.hashes import compare

@@ -69,6 +69,8 @@ static _Noreturn void keep(struct job *job, const int *alive) {
 int cmd_run(const struct cli *cli) {
     static struct job job;
     sigset_t signals;
+    if (cli->arguments[0] && !*cli->arguments[0])
+        return cli_error(127, "there is no program \"\": an argument is empty");
     int alive[2], code = job_init(&job, cli);
     if (code)
         return code;

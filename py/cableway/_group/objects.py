@@ -15,13 +15,24 @@ from typing import Any
 
 from cableway._group import elements
 from cableway._group.elements import Elements
+from cableway._group.operations import REDUCTIONS
 
-__all__ = ["exchange", "fold", "function_of", "receive", "receive_object", "send", "send_object"]
+__all__ = [
+    "exchange",
+    "fold",
+    "function_of",
+    "number_of",
+    "receive",
+    "receive_object",
+    "send",
+    "send_object",
+]
 
 ALL = -1
 BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, EMPTY = range(9)
 OBJECT = 1  # kind of a message
 _INT_MAX = 0x7FFFFFFF
+_A_FUNCTION = 0xFF00
 
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": operator.add,
@@ -51,6 +62,11 @@ def function_of(op: str | Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
             f"op is a function of two objects or one of {', '.join(map(repr, _FUNCTIONS))}, not {op!r}"
         )
     return found
+
+
+def number_of(op: str | Callable[[Any, Any], Any]) -> int:
+    """What tells members whether they call the same operation: a name's number, one for all functions. In the label's second byte."""
+    return REDUCTIONS[op] << 8 if isinstance(op, str) else _A_FUNCTION
 
 
 def fold(op: str | Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:

@@ -312,3 +312,8 @@ def test_output_that_cannot_be_written_is_an_error() -> None:
 def test_as_many_as_cpus_without_a_number() -> None:
     said = run("run", *shell("echo $CABLEWAY_SIZE"), expect=OK).stdout.split()
     assert said == [str(len(os.sched_getaffinity(0)))] * len(os.sched_getaffinity(0))
+
+
+def test_an_empty_program_is_no_program() -> None:
+    done = run("run", "-n", "2", "", expect=127)
+    assert "there is no program" in done.stderr

@@ -231,3 +231,28 @@ def test_the_broker_may_go_while_a_group_runs() -> None:
     with pytest.raises(cw.BrokerLost):
         cw.names()
     cw.names()  # a new broker
+
+
+@pytest.mark.parametrize("size", [0, -1, 257, 2**32 + 1, -(2**32) + 1, 2**64 + 1])
+def test_a_size_that_no_group_has_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"size {size}: a group has 1 to 256 members"):
+        cw.Group("sizes", size)
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 2**32, 2**40])
+def test_a_rank_that_no_member_has_is_refused(rank: int) -> None:
+    with pytest.raises(ValueError, match=f"rank {rank}: a group of 2 has ranks 0 to 1"):
+        cw.Group("ranks", 2, rank)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0])
+def test_without_time_what_needs_no_wait_is_done(timeout: float) -> None:
+    with cw.Group("hurry", 1, timeout=timeout) as g:
+        g.barrier()
+        assert g.allreduce(3) == 3
+        g.send("x", 0)
+        assert g.recv(0) == "x"
+        with pytest.raises(cw.Timeout, match="no message"):
+            g.recv(0)
+    with pytest.raises(cw.Timeout, match='"hurry"'):
+        cw.Group("hurry", 2, timeout=timeout)

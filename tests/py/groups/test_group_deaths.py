@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,3 +206,40 @@ def test_a_death_while_others_join_is_no_end() -> None:
     for member in (*first, *second):
         member.end()
     assert eventually(lambda: not cw.names(".group/late"))
+
+
+BROKER_GONE = """
+import os, signal, sys
+import numpy as np, cableway as cw
+
+folder = os.environ["CABLEWAY_DIR"]
+g = cw.Group("orphans", 2, int(sys.argv[1]), timeout=30)
+g.barrier()
+if g.rank == 0:
+    (lock,) = [name for name in os.listdir(folder) if name.endswith(".lock")]
+    os.kill(int(open(os.path.join(folder, lock)).read().split()[0]), signal.SIGKILL)
+g.barrier()  # needs no broker
+try:
+    while True:
+        g.bcast("x" * 100_000 if g.rank == 0 else None)
+except (cw.BrokerLost, cw.GroupBroken) as error:
+    print(type(error).__name__)
+try:
+    g.barrier()
+except cw.GroupBroken as error:
+    print(error.rank, error.reason)
+"""
+
+
+def test_without_a_broker_an_operation_that_needs_it_breaks_the_group(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", BROKER_GONE, str(rank)], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "CABLEWAY_DIR": str(tmp_path)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [process.communicate(timeout=60)[0].split() for process in started]
+    assert "BrokerLost" in (said[0][0], said[1][0]), said  # where it was noticed first
+    assert said[0][1:] == said[1][1:] and said[0][2] == "failed", said

@@ -98,6 +98,22 @@ def test_another_operation_is_told_to_all() -> None:
         assert "bcast" in said
 
 
+def test_another_op_on_objects_is_told_to_all() -> None:
+    def differs(g: cw.Group, _pipe: Any) -> str:
+        ops: list[Any] = ["max", "sum", max]
+        texts = []
+        for call in (g.allreduce, g.reduce, lambda value, op: g.reduce_scatter([value] * 3, op)):
+            with pytest.raises(ValueError, match="all members call the same") as refused:
+                call(g.rank, ops[g.rank])
+            texts.append(str(refused.value))
+        assert g.allreduce(g.rank, lambda a, b: a * 10 + b) == 12
+        return " ".join(texts)
+
+    for said in outcomes("ops", 3, differs):
+        assert "allreduce, " in said and "reduce_scatter, " in said
+        assert "max" in said or "a function" in said
+
+
 # ---- messages
 
 

@@ -26,7 +26,8 @@ static int interrupted(void *context) {
     if (syscall(SYS_gettid) != getpid())
         return 0;
     PyGILState_STATE state = PyGILState_Ensure();
-    int raised = PyErr_CheckSignals();
+    /* An exception stays until the operation has ended, however often the library asks. */
+    int raised = PyErr_Occurred() || PyErr_CheckSignals();
     PyGILState_Release(state);
     return raised != 0;
 }

@@ -33,6 +33,7 @@ BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, 
 OBJECT = 1  # kind of a message
 _INT_MAX = 0x7FFFFFFF
 _A_FUNCTION = 0xFF00
+_COMPLETED = 2  # in what GroupEnd.numbers() says
 
 _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": operator.add,
@@ -107,13 +108,18 @@ def exchange(
     if source in (ALL, rank):
         # Each by itself, so that nobody unpickles what is another's.
         data = pickle.dumps([pickle.dumps(item, 5) for item in obj] if part else obj, 5)
-    found: list[Any] = end.exchange(data, source, to, label)
+    before = end.numbers()[_COMPLETED]
     try:
+        found: list[Any] = end.exchange(data, source, to, label)
         for i, item in enumerate(found):
             if item is not None and not (i == rank == source and not part):  # bcast: root has it
                 found[i] = pickle.loads(pickle.loads(item)[rank]) if part else pickle.loads(item)
-    finally:
         end.barrier()
+    except BaseException:
+        # What a pickle, or a signal's handler, raises between the two meetings must not keep the others at the second one.
+        if end.numbers()[_COMPLETED] == before + 1:
+            end.barrier()
+        raise
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from typing import Any
@@ -265,3 +266,68 @@ def test_ctrl_c_ends_a_wait_for_a_message_and_breaks_nothing() -> None:
         return g.allreduce(1)
 
     assert outcomes("interrupted", 2, waits) == [2, 2]
+
+
+def test_what_a_handler_raises_ends_a_send_and_nothing_is_sent() -> None:
+    class Raised(Exception):
+        pass
+
+    def raises(*_: object) -> None:
+        raise Raised
+
+    def sends(g: cw.Group, _pipe: Any) -> bool:
+        raised = number = 0
+        chosen = random.Random(1)
+        signal.signal(signal.SIGALRM, raises)
+        while raised < 100:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-6, 2e-4))
+                g.send((number, LONG[:100_000]), 0)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except Raised:
+                raised += 1
+                # At a bytecode after the call it is sent all the same: then it is there.
+                try:
+                    g.timeout = 0
+                    assert g.recv(0)[0] == number
+                except cw.Timeout:
+                    pass
+            else:
+                assert g.recv(0)[0] == number
+            number += 1
+            g.timeout = 30
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return True
+
+    assert outcomes("interrupted", 1, sends) == [True]
+
+
+def test_what_a_handler_raises_keeps_nobody_at_an_operation_on_objects() -> None:
+    class Raised(Exception):
+        pass
+
+    def raises(*_: object) -> None:
+        raise Raised
+
+    def gathers(g: cw.Group, _pipe: Any) -> bool:
+        """One rank is interrupted: the others have the result, or are told."""
+        chosen = random.Random(2)
+        signal.signal(signal.SIGALRM, raises)
+        for _ in range(200):
+            try:
+                try:
+                    if g.rank == 1:
+                        signal.setitimer(signal.ITIMER_REAL, chosen.uniform(1e-6, 1e-3))
+                    g.allgather(LONG[:1000])
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Raised:
+                    assert g.rank == 1
+                g.barrier()
+            except cw.GroupBroken as error:
+                assert error.reason == "interrupted", error
+                g.reform()
+            except ValueError as error:  # it was raised before the call began
+                assert "allgather" in str(error) and "Barrier" in str(error), error
+        return True
+
+    assert outcomes("interrupts", 3, gathers) == [True] * 3

@@ -21,7 +21,7 @@ static const char *operation_name(uint64_t what) {
     if (operation == GROUP_EXCHANGE && label < sizeof labels / sizeof *labels)
         return labels[label];
     const char *name = operation < GROUP_OPERATIONS ? names[operation] : NULL;
-    return name ? name : "nothing yet";
+    return name ? name : "no operation";
 }
 
 void cw_group_describe(uint64_t what, uint64_t count, char *text, size_t room) {
@@ -37,6 +37,6 @@ void cw_group_describe(uint64_t what, uint64_t count, char *text, size_t room) {
         used += snprintf(text + used, room - (size_t)used, " of %llu %s%s%s",
                          (unsigned long long)count, cw_reduce_dtype_name(dtype),
                          reduction ? ", " : "", reduction ? cw_reduce_name(reduction) : "");
-    if (root != GROUP_NO_ROOT && used > 0 && (size_t)used < room)
+    if (what && root != GROUP_NO_ROOT && used > 0 && (size_t)used < room)
         snprintf(text + used, room - (size_t)used, ", root %u", root);
 }

@@ -6,6 +6,7 @@
 #include "ipc/group/message.h"
 
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ipc/array/array.h"
@@ -290,6 +291,24 @@ static int keep_next(cw_group *group, int64_t limit_ns) {
     return 0;
 }
 
+/* "rank 3", or "any rank". */
+static const char *number_text(const char *what, int32_t number, char *text, size_t room) {
+    if (number < 0)
+        snprintf(text, room, "any %s", what);
+    else
+        snprintf(text, room, "%s %d", what, number);
+    return text;
+}
+
+static int nothing_came(const cw_group *group, int32_t source, int32_t tag) {
+    char from[24], with[24];
+    return cw_fail(-ETIMEDOUT,
+                   "%.3f s ran out in group \"%s\": no message from %s with %s came to rank %u",
+                   (double)group->timeout_ns / 1e9, group->name,
+                   number_text("rank", source, from, sizeof from),
+                   number_text("tag", tag, with, sizeof with), group->rank);
+}
+
 static int await_message(cw_group *group, int32_t source, int32_t tag, struct group_kept ***found) {
     int64_t limit_ns = 0; /* at first: what is there */
     bool suspect = false;
@@ -305,10 +324,7 @@ static int await_message(cw_group *group, int32_t source, int32_t tag, struct gr
         uint32_t peer = source < 0 ? group->size : (uint32_t)source;
         code = may_go_on(group, peer, &limit_ns, &suspect);
         if (code == -ETIMEDOUT)
-            return cw_fail(-ETIMEDOUT,
-                           "%.3f s ran out in group \"%s\": no message from rank %d with tag %d "
-                           "came to rank %u (-1: any)",
-                           (double)group->timeout_ns / 1e9, group->name, source, tag, group->rank);
+            return nothing_came(group, source, tag);
         if (code)
             return code;
     }

@@ -140,7 +140,9 @@ class Group:
 
     @property
     def completed(self) -> int:
-        """How many collective operations this member has completed. After `reform` it is the lowest number of all that are left."""
+        """How many collective operations this member has completed; one on objects, and `empty`, counts two. After `reform` it is the
+        lowest number of all that are left.
+        """
         return self._end.numbers()[2]
 
     def barrier(self) -> None:

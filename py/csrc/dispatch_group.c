@@ -16,6 +16,7 @@ typedef struct {
     struct layouts_known known;
     const volatile uint32_t *stop; /* while it joins: it gives up when this is not 0; or NULL */
     unsigned using;                /* threads that are in a call, without the GIL */
+    int was_open;                  /* it has joined; without a group it is closed, then */
 } GroupEnd;
 
 /* Has a signal's handler raised, or is it to stop? Only the main thread runs handlers. */
@@ -37,6 +38,10 @@ static PyObject *group_failure(GroupEnd *end, int code) {
     cw_group_break broken = {.reason = 0};
     if (PyErr_Occurred()) /* the handler's */
         return NULL;
+    if (!end->group && end->was_open) {
+        PyErr_Format(PyExc_ValueError, "the group is closed: join it again");
+        return NULL;
+    }
     if (code != -EOWNERDEAD || !end->group || !cw_group_broken(end->group, &broken))
         return raise_failure(code);
     PyObject *errors = PyImport_ImportModule("cableway.errors");
@@ -78,6 +83,7 @@ static int end_init(PyObject *self, PyObject *args, PyObject *kwds) {
     code = cw_group_join((cw_client *)(uintptr_t)client, name, size, rank, &options, &end->group);
     Py_END_ALLOW_THREADS;
     end->stop = NULL;
+    end->was_open = code == 0;
     if (code)
         group_failure(end, code);
     return code ? -1 : 0;
@@ -308,7 +314,7 @@ static PyObject *end_receive(PyObject *self, PyObject *args) {
     GroupEnd *end = (GroupEnd *)self;
     cw_group_message message = {.owner = NULL}, found;
     unsigned long long address, nbytes;
-    int source, tag, code;
+    int source, tag, code, fits;
     unsigned kind;
     if (!PyArg_ParseTuple(args, "iiIKK", &source, &tag, &kind, &address, &nbytes))
         return NULL;
@@ -316,14 +322,19 @@ static PyObject *end_receive(PyObject *self, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS;
     code = cw_group_receive(end->group, source, tag, &message);
     found = message;
-    if (code == 0 && address && message.kind == kind && message.size_bytes == nbytes) {
+    fits = code == 0 && address && message.kind == kind && message.size_bytes == nbytes;
+    if (fits)
         memcpy((void *)(uintptr_t)address, message.data, nbytes);
-        cw_group_message_end(&message);
-    }
     Py_END_ALLOW_THREADS;
     end->using --;
     if (code)
         return group_failure(end, code);
+    if (PyErr_CheckSignals()) { /* behind this call, its exception would lose the message */
+        cw_group_unreceive(end->group, &message);
+        return NULL;
+    }
+    if (fits)
+        cw_group_message_end(&message);
     PyObject *data = Py_None;
     if (address)
         Py_INCREF(data);

@@ -331,3 +331,17 @@ def test_what_a_handler_raises_keeps_nobody_at_an_operation_on_objects() -> None
         return True
 
     assert outcomes("interrupts", 3, gathers) == [True] * 3
+
+
+def test_a_group_that_is_closed_says_so() -> None:
+    g = cw.Group("closed", 1)
+    g.close()
+    for call in (
+        g.barrier,
+        lambda: g.allreduce(1),
+        lambda: g.send(1, 0),
+        lambda: g.recv(0),
+        g.reform,
+    ):
+        with pytest.raises(ValueError, match="the group is closed"):
+            call()

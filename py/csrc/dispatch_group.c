@@ -207,6 +207,14 @@ static cw_reduction reduction_of(PyObject *name) {
     return 0;
 }
 
+/* May they share some of their elements, and not all? */
+static int share_a_part(const struct elements *a, const struct elements *b) {
+    enum { ITEM_BYTES_MAX = 16 };
+    uintptr_t from = (uintptr_t)a->memory.data, to = (uintptr_t)b->memory.data;
+    uintptr_t apart = from < to ? to - from : from - to;
+    return apart > 0 && apart < a->count * ITEM_BYTES_MAX;
+}
+
 /* (send, out, op): an Allreduce, if both are found without Python, and fit: whether it was. */
 static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     GroupEnd *end = (GroupEnd *)self;
@@ -218,7 +226,7 @@ static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t
     cw_reduction reduction = reduction_of(args[2]);
     if (!reduction || !end->group || !elements_of(args[0], 0, &end->known, &send) ||
         !elements_of(args[1], 1, &end->known, &out) || send.count != out.count ||
-        send.text != out.text)
+        send.text != out.text || share_a_part(&send, &out))
         return PyBool_FromLong(0);
     const char *dtype = PyBytes_AsString(send.text);
     int code;

@@ -185,7 +185,7 @@ int job_keep(struct job *job) {
         keeper.living += job->pids[i] != 0;
     if (keeper.status) /* nobody could have computed anything yet */
         job_kill_descendants();
-    int error = tags ? tags_begin(tags) : 0;
+    int error = tags && keeper.status == CLI_OK ? tags_begin(tags) : 0;
     if (error) {
         keeper.status = cli_error(CLI_LIMIT, "no thread for --tag: %s", strerror(-error));
         job_kill_descendants();

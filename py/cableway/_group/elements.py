@@ -17,7 +17,7 @@ from cableway._core import dtypes, leases
 from cableway._core.library import ffi
 from cableway.array import Array
 
-__all__ = ["Elements", "like", "receive", "send"]
+__all__ = ["Elements", "apart", "like", "overlap", "receive", "send"]
 
 _FIND_BYTES = 160  # of fewer, all that is sent goes with the call (GROUP_INLINE_MAX)
 _texts: dict[np.dtype[Any], bytes] = {}
@@ -118,6 +118,18 @@ def receive(what: Any, name: str = "out") -> Elements:
     if not found.owner[1].flags.writeable:
         raise ValueError(f"{name} is read-only: it cannot be received into")
     return found
+
+
+def overlap(a: Elements, b: Elements) -> bool:
+    """Whether the two share a byte."""
+    end_a, end_b = (one.address + one.size * one.dtype.itemsize for one in (a, b))
+    return bool(a.address < end_b and b.address < end_a)
+
+
+def apart(sent: Elements) -> Elements:
+    """The same elements in memory of their own."""
+    values = sent.owner[1].copy()
+    return Elements(values, None, (values, values))
 
 
 def like(sent: Elements, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:

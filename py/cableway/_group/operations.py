@@ -80,6 +80,9 @@ def run(
     assert known is not None
     if root < 0:
         raise ValueError(f"root {root}: a rank is 0 or more")
+    if sent is not None and got is not None and sent is not got and elements.overlap(sent, got):
+        in_place = kind in (REDUCE, ALLREDUCE) and sent.address == got.address
+        sent = sent if in_place else elements.apart(sent)
     from_address, from_array = _NOTHING if sent is None else (sent.address, sent.array)
     to_address, to_array = _NOTHING if got is None else (got.address, got.array)
     end.collect(

@@ -125,7 +125,7 @@ def from_handle(handle: bytes | bytearray | memoryview) -> Any:
         ...
     cableway.errors.Error: these 14 bytes are no handle of cableway, which has 104 to 8192
     """
-    data = bytes(handle)
+    data = bytes(memoryview(handle))  # a number is no handle
     info = ffi.new("cw_handle_info *")
     check(lib.cw_handle_describe(data, len(data), info))
     connection = _connection(info)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import COMMAND, FAILED, OK, USAGE, run, state
+from cli_support import COMMAND, FAILED, LIMIT, OK, USAGE, run, state
 from conftest import eventually
 
 TIMES = 20  # deaths of each kind
@@ -317,3 +317,13 @@ def test_as_many_as_cpus_without_a_number() -> None:
 def test_an_empty_program_is_no_program() -> None:
     done = run("run", "-n", "2", "", expect=127)
     assert "there is no program" in done.stderr
+
+
+def test_tags_that_find_no_descriptors_start_nothing() -> None:
+    for limit in (40, 64):
+        done = subprocess.run(
+            ["sh", "-c", f'ulimit -n {limit}; exec "$0" run -n 40 --tag true', COMMAND],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == LIMIT, done
+        assert "assertion" not in done.stderr

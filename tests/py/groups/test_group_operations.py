@@ -302,3 +302,32 @@ def test_memory_on_a_gpu_is_refused_and_never_copied() -> None:
             with pytest.raises(TypeError, match="lies on a GPU: copy it to the host"):
                 call()
         assert g.completed == 0
+
+
+def test_what_is_sent_may_overlap_what_is_received() -> None:
+    def overlaps(g: cw.Group, _pipe: Any) -> bool:
+        chosen = np.random.default_rng(7)
+        for place in (np.empty, cw.empty):
+            for _ in range(60):
+                memory = place(4000, "i8")
+                memory[...] = values = np.arange(4000) * (g.rank + 1)
+                count = int(chosen.integers(1, 600)) * 2
+                send, out = (int(at) for at in chosen.integers(0, 1200, 2))
+                everybody = [np.arange(4000) * (rank + 1) for rank in range(g.size)]
+                g.Allreduce(memory[send : send + count], out=memory[out : out + count])
+                expected = sum(one[send : send + count] for one in everybody)
+                assert (np.asarray(memory[out : out + count]) == expected).all()
+                memory[...] = values
+                g.Allgather(memory[send : send + count], out=memory[out : out + count * g.size])
+                expected = np.concatenate([one[send : send + count] for one in everybody])
+                assert (np.asarray(memory[out : out + count * g.size]) == expected).all()
+                memory[...] = values
+                g.Alltoall(memory[send : send + count], out=memory[out : out + count])
+                half = count // 2
+                mine = slice(send + g.rank * half, send + (g.rank + 1) * half)
+                expected = np.concatenate([one[mine] for one in everybody])
+                assert (np.asarray(memory[out : out + count]) == expected).all()
+                g.barrier()
+        return True
+
+    assert outcomes("overlaps", 2, overlaps) == [True, True]

@@ -330,6 +330,8 @@ int cw_handle_gone(cw_client *client, const cw_handle_info *info) {
 int cw_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, uint32_t flags,
                    cw_array **out) {
     struct cw_handle_read read;
+    if (!out)
+        return cw_needs("a place for the array");
     int code = cw_handle_accept(client, bytes, size_bytes, &read);
     if (code)
         return code;

@@ -468,6 +468,8 @@ int cw_tree_to_handle(const cw_tree *tree, uint32_t openers, void *out, uint64_t
 
 int cw_tree_from_handle(cw_client *client, const void *bytes, uint64_t size_bytes, cw_tree **out) {
     struct cw_handle_read read;
+    if (!out)
+        return cw_needs("a place for the tree");
     int code = cw_handle_accept(client, bytes, size_bytes, &read);
     if (code)
         return code;

@@ -104,7 +104,8 @@ static char **words_of(const struct job *job) {
 static int not_run(const struct start *start, int error) {
     const char *chosen = secure_getenv("CABLEWAY_PYTHON");
     bool is_python = strcmp(start->words[0], "") == 0;
-    int code = error == ENOENT ? 127 : 126; /* as shells do */
+    bool lacks = error == EMFILE || error == ENFILE || error == ENOMEM || error == EAGAIN;
+    int code = lacks ? CLI_LIMIT : error == ENOENT ? 127 : 126; /* the latter as shells do */
     if (is_python && chosen && *chosen)
         return cli_error(code, "CABLEWAY_PYTHON names %s, which cannot be run: %s", chosen,
                          strerror(error));

@@ -431,7 +431,7 @@ def test_memory_of_a_killed_owner_is_used_again_where_numbers_were_free(program)
         import json
         from pathlib import Path
         def held():
-            command = [Path(sys.prefix) / "bin" / "cableway", "status", "--json"]
+            command = [Path(cw.__file__).parent / "bin" / "cableway", "status", "--json"]
             return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["gauges"]["gpu_bytes"]
         owner = other('''if True:
             s = Stream()

@@ -25,9 +25,11 @@
 
 #define CW_RETRY_WAIT_MS 200 /* on a full device, for what is on its way back */
 
-#define NAP_NS      20000
-#define NAP_NS_MOST 2000000
-#define OTHERS_NS   1000000000 /* for what others have let go of and the broker has not looked at */
+#define NAP_NS       20000
+#define NAP_NS_MOST  2000000
+#define SETTLE_NS    1000000 /* between looks for what the end of pickles gave back */
+#define SETTLE_LOOKS 50u
+#define OTHERS_NS    1000000000 /* for what others have let go of and the broker has not looked at */
 
 /* Until when this thread's last wait would have lasted, if a signal ended it: who asks again, since
  * the signal's handler wants him to, gets no more time by it. */
@@ -71,13 +73,17 @@ int cw_retry_ask(cw_client *client, struct cw_heap *heap) {
     bool came, any = on_its_way(client, heap, &before, &came);
     if (came)
         return 1;
-    if (heap->backend->device_kind == CW_DEVICE_CUDA && end_opened(client))
-        any = true;
-    int code = any ? cw_ping(client) : -ENOENT;
-    if (code)
-        return code == -EINTR ? code : 0; /* a lost broker shows at the next call */
-    on_its_way(client, heap, &now, &came);
-    return now != before;
+    uint32_t ended = heap->backend->device_kind == CW_DEVICE_CUDA ? end_opened(client) : 0;
+    for (unsigned looks = 0;; looks++) {
+        int code = any || ended ? cw_ping(client) : -ENOENT;
+        if (code)
+            return code == -EINTR ? code : 0; /* a lost broker shows at the next call */
+        on_its_way(client, heap, &now, &came);
+        if (now != before || !ended || looks == SETTLE_LOOKS)
+            return now != before;
+        struct timespec nap = {.tv_nsec = SETTLE_NS}; /* the broker gives blocks back in slices */
+        nanosleep(&nap, NULL);
+    }
 }
 
 int cw_retry_make_room(cw_client *client, struct cw_heap *heap) {

@@ -24,7 +24,7 @@ from typing import Any, Literal, Protocol, overload
 from cableway import _dispatch, client, create, tree
 from cableway import array as arrays
 from cableway._core.arguments import flag, name_bytes, optional_flag
-from cableway._core.deadlines import deadline, left_ns, slice_ns, tries_again
+from cableway._core.deadlines import Retries, deadline, left_ns, slice_ns
 from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
 from cableway._cuda import hidden_gpus
@@ -377,15 +377,15 @@ def _get_at(
 ) -> Array | None:
     """An array of another node on a device; None: it is a tree."""
     end = math.inf if timeout == 0 else deadline(timeout)
-    place = device.encode()
+    place, retries = device.encode(), Retries(end)
     while True:
         connection, left = client.current().pointer, left_ns(end)
         status, got = lease_once(Lease, lib.cw_get_at, connection, encoded, place, flags, left)
         if status in (0, -errno.EISDIR):
             return None if status else arrays.make(got, None)
         if status == -errno.ENOENT and timeout != 0:
-            _wait_until(name, encoded, end, timeout)
-        elif status != -errno.EINTR and (timeout == 0 or not tries_again(status, end)):
+            _wait_until(name, encoded, end, timeout, retries)
+        elif status != -errno.EINTR and (timeout == 0 or not retries.tries_again(status)):
             raise failure(status)
 
 
@@ -394,9 +394,10 @@ def _get_later(
 ) -> Lease | None:
     """The lease on the array; None: it is a tree."""
     end = math.inf if timeout == 0 else deadline(timeout)
+    retries = Retries(end)
     while True:
         if status == -errno.ENOENT and timeout != 0:
-            _wait_until(name, encoded, end, timeout)
+            _wait_until(name, encoded, end, timeout, retries)
         connection, left = client.current().pointer, left_ns(end)
         status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left)
         if status in (0, -errno.EISDIR):
@@ -404,12 +405,15 @@ def _get_later(
         # A name that came and went; a signal while the array came from another node.
         if status == -errno.EINTR or (status == -errno.ENOENT and timeout != 0):
             continue
-        if timeout == 0 or not tries_again(status, end):
+        if timeout == 0 or not retries.tries_again(status):
             raise failure(status)
 
 
-def _wait_until(name: str, encoded: bytes, end: float, timeout: float | None) -> None:
-    """Waits. Signals are served between the calls: Ctrl-C works."""
+def _wait_until(
+    name: str, encoded: bytes, end: float, timeout: float | None, known: Retries | None = None
+) -> None:
+    """Waits. Signals are served between the calls: Ctrl-C works. known: of the calls before."""
+    retries = known or Retries(end)
     while True:
         left, last = slice_ns(end)
         status = lib.cw_wait(client.current().pointer, encoded, left)
@@ -417,7 +421,9 @@ def _wait_until(name: str, encoded: bytes, end: float, timeout: float | None) ->
             raise Timeout(
                 f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
             )
-        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
+        if status == -errno.ETIMEDOUT:
+            retries.reached()
+        elif status != -errno.EINTR and not retries.tries_again(status):
             check(status)
             return
 

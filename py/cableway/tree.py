@@ -27,7 +27,7 @@ from cableway import client, create
 from cableway._array import pickles
 from cableway._core import dtypes
 from cableway._core.arguments import count
-from cableway._core.deadlines import left_ns, tries_again
+from cableway._core.deadlines import Retries, left_ns
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, lease_of_handle
@@ -376,12 +376,13 @@ def get(
     wanted = 0 if version is None else checked(version)
     texts = [ffi.new("char[]", device.encode()) for device in devices]
     places, encoded, cell = ffi.new("char *[]", texts), name.encode(), new_cell()
+    retries = None if end is None else Retries(end)
     while True:
         pointer, left = client.current().pointer, -1 if end is None else left_ns(end)
         status = lib.cw_tree_get_at(pointer, encoded, wanted, places, len(texts), left, cell)
         if status == -errno.ENOTDIR:
             raise NotATree(str(failure(status)))
-        if status != -errno.EINTR and (end is None or not tries_again(status, end)):
+        if status != -errno.EINTR and (retries is None or not retries.tries_again(status)):
             check(status)
             return make(cell, name, swappable=swappable)
 

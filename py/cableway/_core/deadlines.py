@@ -6,9 +6,10 @@ import errno
 import math
 import time
 
-__all__ = ["deadline", "left_ns", "slice_ns", "tries_again"]
+__all__ = ["Retries", "deadline", "left_ns", "slice_ns"]
 
 _SLICE_NS = 500_000_000
+_COMES_BACK_S = 10.0  # that a bridge which went may take to come back
 
 
 def deadline(timeout: float | None) -> float:
@@ -48,12 +49,33 @@ def slice_ns(end: float) -> tuple[int, bool]:
     return (left if last else _SLICE_NS), last
 
 
-def tries_again(status: int, end: float) -> bool:
-    """Whether a call to another node that ended so is made again: its bridge went and came while something was fetched, and there
-    is time left. Waits for a moment.
+class Retries:
+    """Of calls to another node until a moment: its bridge may go and come while something is fetched.
+
+    Args:
+        end: of time.monotonic().
     """
-    left = end - time.monotonic()
-    if status != -errno.EHOSTUNREACH or left <= 0:
-        return False
-    time.sleep(min(left, 0.05))
-    return True
+
+    __slots__ = ("_end", "_there")
+
+    def __init__(self, end: float) -> None:
+        self._end = end
+        self._there = -math.inf
+
+    def reached(self) -> None:
+        """It is there now."""
+        self._there = time.monotonic()
+
+    def tries_again(self, status: int) -> bool:
+        """Whether a call that ended so is made again: the bridge has gone, or was there a moment ago, and there is time left. Waits
+        for a moment.
+        """
+        now = time.monotonic()
+        if status == -errno.EHOSTUNREACH:
+            self._there = now
+        elif status != -errno.EREMOTEIO or now - self._there > _COMES_BACK_S:
+            return False
+        if now >= self._end:
+            return False
+        time.sleep(min(self._end - now, 0.05))
+        return True

@@ -17,7 +17,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 from cableway import client
-from cableway._core.deadlines import deadline, left_ns, slice_ns
+from cableway._core.deadlines import Retries, deadline, left_ns, slice_ns
 from cableway._core.leases import FixedLease, lease_again
 from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
@@ -347,12 +347,14 @@ def wait_after(name: str, after: int, timeout: float | None) -> None:
     """Waits until the name means a version after that one; see `cableway.wait`."""
     after = checked(after, "after", 0)
     end = math.inf if timeout is None else deadline(timeout)
-    encoded = name.encode()
+    encoded, retries = name.encode(), Retries(end)
     while True:
         left, last = slice_ns(end)
         status = lib.cw_wait_after(client.current().pointer, encoded, after, left)
         if status == -errno.ETIMEDOUT and last:
             raise Timeout(f'"{name}" got no version after {after} in {timeout} s')
-        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
+        if status == -errno.ETIMEDOUT:
+            retries.reached()
+        elif status != -errno.EINTR and not retries.tries_again(status):
             check(status)
             return

@@ -15,6 +15,7 @@
 
 #ifdef __clang__
 #define VECTORS _Pragma("clang loop vectorize(assume_safety)")
+#pragma clang diagnostic ignored "-Wpass-failed" /* none at -O1 and under sanitizers */
 #else
 #define VECTORS _Pragma("GCC ivdep")
 #pragma GCC optimize("O3")

@@ -5,7 +5,7 @@
 Leaky integrate-and-fire neurons. Each population is a task of a Pool, on a GPU of its own; it writes the spikes of a step into
 an array of its own that the other one reads. Of each array there are two, for even and odd steps, so that one can be
 written while the other is read. What the GPUs wait for is put in order by `writing` and `reading`; a queue says that the work of a step has been
-submitted, so that the CPU never waits for a GPU.
+submitted, so that the CPU never waits for a GPU. Then the same network exchanges its spikes by a `cw.Group`, in host memory.
 
 All quantities are integers (the sums over weights are integers below 2^24 in floats, and exact in any order), so the network on two
 GPUs must give the very spikes that it gives on one GPU and on the CPU: that is checked.
@@ -107,6 +107,21 @@ def population(which: int, neurons: int, steps: int, on_cpu: bool, told: Any, te
     return found
 
 
+def member(group: cw.Group, neurons: int, steps: int, on_cpu: bool) -> Arrays:
+    """The same by a Group: each member has one population, and the spikes of a step go to all members in host memory."""
+    xp, stream = library(on_cpu)
+    spikes = np.zeros((2, neurons), "f4")
+    counts = xp.zeros(steps, "i4")
+    with stream:
+        state = Population(xp, group.rank, neurons)
+        own = xp.zeros(neurons, "f4")
+        for step in range(steps):
+            own = state.step(own, xp.asarray(spikes[1 - group.rank]))
+            counts[step] = own.sum()
+            group.Allgather(own if on_cpu else own.get(), out=spikes)
+        return np.asarray(counts if on_cpu else counts.get()), spikes[group.rank].copy()
+
+
 def together(neurons: int, steps: int, on_cpu: bool) -> list[Arrays]:
     """Both populations one after the other in one process on one GPU: what to compare with."""
     xp, stream = library(on_cpu)
@@ -154,6 +169,10 @@ def main() -> None:
             )
             seconds = time.perf_counter() - begin
         begin = time.perf_counter()
+        if not same(pool.spmd(member, given.neurons, given.steps, given.cpu), found):
+            raise SystemExit("WRONG: the members of a Group give other spikes")
+        group_seconds = time.perf_counter() - begin
+        begin = time.perf_counter()
         if not given.cpu:
             one = pool.apply(together, (given.neurons, given.steps, False))
             one_seconds = time.perf_counter() - begin
@@ -172,6 +191,7 @@ def main() -> None:
         f"2 x {given.neurons:,} neurons, {given.steps} steps, {fired:,} spikes, the same in every way of running it"
     )
     print(f"two processes {seconds:.3f} s ({seconds / given.steps * 1e6:.0f} us a step)", end="")
+    print(f", by a Group {group_seconds:.3f} s", end="")
     if not given.cpu:
         print(f", one GPU {one_seconds:.3f} s", end="")
     print(f", NumPy in one process {cpu_seconds:.3f} s")

@@ -137,6 +137,7 @@ int main(void) {
     const char *given = getenv("CABLEWAY_PROTOCOL_SECONDS");
     double seconds = given ? strtod(given, NULL) : 5;
     setenv("CABLEWAY_TRANSIT_SECONDS", "1", 1);
+    setenv("CABLEWAY_PICKLE_SECONDS", "1", 1);
     setenv("CABLEWAY_MOVER", "/bin/false", 1); /* they would stay, as clients */
     setenv("CABLEWAY_BRIDGE", "/bin/false", 1);
     chance_seed();
@@ -155,6 +156,8 @@ int main(void) {
     while (in_child(sweep, NULL) == 0 && !WORLD_UNTIL(at_rest(fds), 100))
         if (rounds-- == 0) {
             world_print(&world); /* what is left */
+            world_print_fds(&world);
+            printf("# descriptors of the broker: %d before\n", fds);
             fail("something of the dead is left");
         }
     look_at_neighbour();

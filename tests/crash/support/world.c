@@ -180,6 +180,21 @@ int world_fds(const struct world *world) {
     return count;
 }
 
+void world_print_fds(const struct world *world) {
+    char path[64], link[300], target[256];
+    snprintf(path, sizeof path, "/proc/%d/fd", (int)world->broker);
+    DIR *folder = opendir(path);
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        snprintf(link, sizeof link, "%s/%.200s", path, entry->d_name);
+        ssize_t length = readlink(link, target, sizeof target - 1);
+        if (length >= 0)
+            printf("# descriptor %s: %.*s\n", entry->d_name, (int)length, target);
+    }
+    if (folder)
+        closedir(folder);
+}
+
 void world_print(const struct world *world) {
     printf("# broker:");
     for (int i = 0; i < CW_GAUGE_COUNT; i++)

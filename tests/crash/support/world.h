@@ -43,6 +43,8 @@ int world_fds(const struct world *world);
 bool world_alive(struct world *world);
 /* All gauges and the descriptors, as one line on stdout. */
 void world_print(const struct world *world);
+/* What each descriptor of the broker leads to: for who looks for one that was left. */
+void world_print_fds(const struct world *world);
 
 /*
  * Looks at condition about once a millisecond until it holds; false after so many looks. Counting

@@ -262,7 +262,7 @@ int cw_to_handle(cw_array *array, uint32_t openers, uint32_t flags, const cw_lay
     if (code)
         return code;
     if (!out || !size_bytes)
-        return cw_fail(-EINVAL, "a place for the handle and its size is needed, NULL was given");
+        return cw_needs("a place for the handle and its size");
     code = cw_handle_begin(array->client, openers, flags, &read.info);
     if (code == 0)
         code = cw_put_view(array, layout, offset_bytes, &read.shape, &low_bytes);
@@ -305,7 +305,7 @@ int cw_handle_accept(cw_client *client, const void *bytes, uint64_t size_bytes,
     if (code)
         return code;
     if (!bytes)
-        return cw_fail(-EINVAL, "a handle is needed, NULL was given");
+        return cw_needs("a handle");
     code = cw_handle_decode(bytes, size_bytes, out);
     if (code)
         return code;

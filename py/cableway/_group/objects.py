@@ -70,9 +70,9 @@ def number_of(op: str | Callable[[Any, Any], Any]) -> int:
     return REDUCTIONS[op] << 8 if isinstance(op, str) else _A_FUNCTION
 
 
-def fold(op: str | Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
+def fold(function: Callable[[Any, Any], Any], parts: Sequence[Any]) -> Any:
     """One object of many, from the first to the last."""
-    return functools.reduce(function_of(op), parts)
+    return functools.reduce(function, parts)
 
 
 def parts_of(objects: Any, size: int, name: str) -> list[Any]:

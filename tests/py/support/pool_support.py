@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,27 @@ from waiting import eventually
 import cableway as cw
 
 LONG = 60  # seconds after which a test has failed; nothing here takes long
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> tuple[threading.Thread, list[Any]]:
+    """Calls a function on a thread: what it returned or raised is in the list then."""
+    said: list[Any] = []
+
+    def call() -> None:
+        try:
+            said.append(function(*args))
+        except BaseException as error:
+            said.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread, said
+
+
+def joined(thread: threading.Thread) -> None:
+    """It has ended, or does now."""
+    thread.join(LONG)
+    assert not thread.is_alive()
 
 
 def gone(pid: int) -> bool:

@@ -10,32 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import spmd_tasks as ranks
-from pool_support import LONG
+from pool_support import LONG, in_thread, joined
 from waiting import eventually
 
 import cableway as cw
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
-
-
-def in_thread(function: Any, *args: Any) -> tuple[threading.Thread, list[Any]]:
-    """Calls a function on a thread: what it returned or raised is in the list then."""
-    said: list[Any] = []
-
-    def call() -> None:
-        try:
-            said.append(function(*args))
-        except BaseException as error:
-            said.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    return thread, said
-
-
-def joined(thread: threading.Thread) -> None:
-    thread.join(LONG)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])

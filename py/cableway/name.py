@@ -422,7 +422,7 @@ def _wait_until(
                 f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
             )
         if status == -errno.ETIMEDOUT:
-            retries.reached()
+            retries.waited()
         elif status != -errno.EINTR and not retries.tries_again(status):
             check(status)
             return

@@ -9,7 +9,8 @@ import time
 __all__ = ["Retries", "deadline", "left_ns", "slice_ns"]
 
 _SLICE_NS = 500_000_000
-_COMES_BACK_S = 10.0  # that a bridge which went may take to come back
+_COMES_BACK_S = 10.0  # that a bridge which went while it sent something may take to come back
+_SILENT_S = 3.0  # the same, if it was only waited for: less than the 5 s after which a node that is not heard is an error
 
 
 def deadline(timeout: float | None) -> float:
@@ -56,15 +57,15 @@ class Retries:
         end: of time.monotonic().
     """
 
-    __slots__ = ("_end", "_there")
+    __slots__ = ("_back", "_end")
 
     def __init__(self, end: float) -> None:
         self._end = end
-        self._there = -math.inf
+        self._back = -math.inf  # when a bridge that has gone should be back
 
-    def reached(self) -> None:
-        """It is there now."""
-        self._there = time.monotonic()
+    def waited(self) -> None:
+        """A part of a wait is over, and nobody said that the bridge has gone."""
+        self._back = max(self._back, time.monotonic() + _SILENT_S)
 
     def tries_again(self, status: int) -> bool:
         """Whether a call that ended so is made again: the bridge has gone, or was there a moment ago, and there is time left. Waits
@@ -72,8 +73,8 @@ class Retries:
         """
         now = time.monotonic()
         if status == -errno.EHOSTUNREACH:
-            self._there = now
-        elif status != -errno.EREMOTEIO or now - self._there > _COMES_BACK_S:
+            self._back = now + _COMES_BACK_S
+        elif status != -errno.EREMOTEIO or now > self._back:
             return False
         if now >= self._end:
             return False

@@ -314,10 +314,11 @@ int cw_array_renew(cw_array *array, cw_client *client);
 /*
  * A handle for other processes. openers 1 to CW_OPENERS_MAX: the broker holds the array until the
  * handle was opened so often, or transit_seconds ran out. CW_OPENERS_UNKNOWN: until transit_seconds
- * ran out, or pickle_seconds after another client than this one first opened it; earlier where
- * memory is short, or where what stays so is more than max_pickle_bytes. 0: the caller keeps its
- * own lease until the other side has opened it. -EINVAL: another number. -EDQUOT: a handle more
- * than max_client_transits. It asks the broker only where that is behind.
+ * ran out, or pickle_seconds after another client than this one first opened it, or after this
+ * one's end if it alone has opened it; earlier where memory is short, or where what stays so is
+ * more than max_pickle_bytes. 0: the caller keeps its own lease until the other side has opened it.
+ * -EINVAL: another number. -EDQUOT: a handle more than max_client_transits. It asks the broker only
+ * where that is behind.
  */
 int cw_array_export(cw_array *array, int openers, cw_handle *out);
 /* Opens a handle: takes a lease, and is one of its openers. layout is how to see the bytes.

@@ -217,6 +217,16 @@ static uint64_t block_bytes(struct cwd_broker *b, const struct cw_block_ref *ref
     return bytes < slab->info.size_bytes ? bytes : slab->info.size_bytes;
 }
 
+/* From now on it lives for pickle_seconds. */
+static void end_soon(struct cwd_broker *b, struct cwd_transit *transit) {
+    if (transit->is_soon)
+        return;
+    unlist(b, transit);
+    transit->limit_ns = b->now_ns + (int64_t)CWD_LIMIT(b, pickle_seconds) * 1000000000;
+    transit->is_soon = true;
+    DL_APPEND(b->transit_soon, transit);
+}
+
 /* It was opened, and stays for others who may come; its_maker: by whoever began it. */
 static void stays_opened(struct cwd_broker *b, struct cwd_transit *transit, bool its_maker) {
     if (!transit->opened_ns) {
@@ -232,12 +242,8 @@ static void stays_opened(struct cwd_broker *b, struct cwd_transit *transit, bool
             CWD_COUNT(b, transits_ended);
         }
     }
-    if (its_maker || transit->is_soon)
-        return;
-    unlist(b, transit);
-    transit->limit_ns = b->now_ns + (int64_t)CWD_LIMIT(b, pickle_seconds) * 1000000000;
-    transit->is_soon = true;
-    DL_APPEND(b->transit_soon, transit);
+    if (!its_maker)
+        end_soon(b, transit);
 }
 
 uint32_t cwd_transits_end_opened(struct cwd_broker *b) {
@@ -397,7 +403,7 @@ int64_t cwd_transits_due(struct cwd_broker *b) {
 }
 
 void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
-    struct cwd_transit *kept, *following, *ready;
+    struct cwd_transit *kept, *opened, *following, *ready;
     while ((ready = ready_take(b, session)))
         ready_free(ready);
     DL_FOREACH_SAFE2(b->transits_kept, kept, following, kept_next) {
@@ -406,6 +412,11 @@ void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
             CWD_COUNT(b, transits_ended);
         }
     }
+    if (session->transits > 0)
+        DL_FOREACH2(b->transits_opened, opened, opened_next) {
+            if (token_session(opened->token) == session->id)
+                end_soon(b, opened);
+        }
     cwd_early_forget(b, session);
 }
 

@@ -27,7 +27,8 @@
  * for others is worth max_pickle_bytes at most: what was first opened more than OPENED_LEAST_NS ago
  * ends earlier where it is more, the longest opened first, and all of it ends where somebody is
  * about to be refused memory (room.c). That its maker opens it itself starts no clock, since in a
- * broadcast the root does so at once, and the others come when they come.
+ * broadcast the root does so at once, and the others come when they come; the end of its maker's
+ * session does start the clock of such a one.
  *
  * A transit may be tied to another block, its anchor: an item that waits in a queue, to the queue.
  * At its limit it then lives on for as long again if the anchor is alive, whichever process died
@@ -79,8 +80,8 @@ void cwd_transits_untie(struct cwd_broker *broker, uint32_t slab, uint32_t block
 void cwd_transits_expire(struct cwd_broker *broker);
 /* When cwd_transits_expire() is to be called next; INT64_MAX: there are none. */
 int64_t cwd_transits_due(struct cwd_broker *broker);
-/* A session ends: those that it keeps end, its others stay, uncharged; remembered ENDs for it go,
- * those from it stay. */
+/* A session ends: those that it keeps end, its others stay, uncharged, for pickle_seconds if it
+ * alone has opened them; remembered ENDs for it go, those from it stay. */
 void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);
 uint32_t cwd_transit_count(struct cwd_broker *broker);
 void cwd_transits_deinit(struct cwd_broker *broker);

@@ -169,8 +169,7 @@ class Run:
             "CABLEWAY_CUDA_DRIVER": str(role.build / "tests/fakecuda/libcuda-double.so"),
             "CABLEWAY_FAKECUDA_DIR": str(folder / "card"),
             "CABLEWAY_FAKECUDA_MEMORY_MIB": "64",
-            "CABLEWAY_PICKLE_SECONDS": "0",  # what stays for further openers would be found left, and so would
-            "CABLEWAY_TRANSIT_SECONDS": "2",  # what its maker alone has opened
+            "CABLEWAY_PICKLE_SECONDS": "0",  # what stays for further openers would be found left
             "TMPDIR": str(folder),
         }
 

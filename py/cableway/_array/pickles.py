@@ -7,7 +7,7 @@ a Pool or a Queue do not count; they are never ended here, and never refused bec
 
 A pickle may be opened by many: `comm.bcast(a)` of mpi4py pickles once, and each rank opens that one pickle, the root first. Nobody
 tells how many they are, and the sender may have let go. So the array stays for `pickle_seconds` after another process first opened a
-pickle of it (broker/memory/transit.h). Who knows the number says it: `to_handle(a, openers=n)`.
+pickle of it, or after the end of its maker if that alone did (broker/memory/transit.h). Who knows the number says it: `to_handle(a, openers=n)`.
 
 A pickle whose transit has ended can be opened as long as another process holds the array; after that it is `Stale`.
 

@@ -15,7 +15,9 @@ import time
 import cloudpickle
 import numpy as np
 import pytest
+from cli_support import run_json
 from conftest import stop_broker
+from waiting import eventually
 
 import cableway as cw
 
@@ -109,6 +111,29 @@ def test_a_pickle_opened_again_when_all_is_gone_is_stale(script, tmp_path, monke
     with cw.connect(tmp_path / "broker"):
         try:
             _pickle_ends(script)
+        finally:
+            stop_broker(tmp_path / "broker")
+
+
+def test_a_pickle_that_its_maker_alone_has_opened_does_not_outlive_it_for_long(
+    script, tmp_path, monkeypatch
+):
+    """By pickle_seconds after its end, not by transit_seconds: `copy.deepcopy()` pickles and opens. One that nobody has opened may
+    lie in a pipe.
+    """
+    monkeypatch.setenv("CABLEWAY_PICKLE_SECONDS", "0")
+    monkeypatch.setenv("CABLEWAY_DIR", str(tmp_path / "broker"))
+
+    def transits() -> int:
+        return run_json("status")["gauges"]["transits"]
+
+    begin = "import cableway as cw, pickle; data = pickle.dumps(cw.zeros(9))"
+    with cw.connect(tmp_path / "broker"):
+        try:
+            script(f"{begin}; pickle.loads(data)")
+            assert eventually(lambda: transits() == 0)
+            script(begin)
+            assert transits() == 1
         finally:
             stop_broker(tmp_path / "broker")
 

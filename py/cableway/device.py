@@ -10,10 +10,11 @@ True
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from cableway._core.library import check, ffi, lib
 
-__all__ = ["devices", "resolve"]
+__all__ = ["devices", "name_of", "resolve"]
 
 _NAME = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 
@@ -46,8 +47,14 @@ def terminated(texts: object, count: int) -> list[bytes]:
     return found
 
 
-def resolve(device: str | None) -> str:
-    """The full name of a device that exists here; None means "cpu".
+def name_of(device: Any) -> Any:
+    """A `torch.device` as its name; whatever else it is, that."""
+    kind = type(device)
+    return str(device) if kind.__name__ == "device" and kind.__module__ == "torch" else device
+
+
+def resolve(device: object) -> str:
+    """The full name of a device that exists here, of its name or a `torch.device`; None means "cpu".
 
     Raises:
         TypeError, ValueError: device is not the name of a device.
@@ -55,6 +62,7 @@ def resolve(device: str | None) -> str:
     """
     if device is None or device == "cpu":
         return "cpu"
+    device = name_of(device)
     if not isinstance(device, str):
         raise TypeError(
             f"device must be a string such as 'cpu' or 'cuda:0', not {type(device).__name__}"

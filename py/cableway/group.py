@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client, create
+from cableway._core.deadlines import checked_seconds
 from cableway._core.library import lib
 from cableway._group import environment, objects, operations
 
@@ -30,9 +31,10 @@ _FOR_EVER_SECONDS = 1e9  # and longer: for ever
 
 
 def _nanoseconds(timeout: float | None) -> int:
-    if timeout is None or timeout > _FOR_EVER_SECONDS:
+    if timeout is None:
         return -1
-    return max(0, int(timeout * 1e9))
+    seconds = checked_seconds(timeout)
+    return -1 if seconds > _FOR_EVER_SECONDS else max(0, int(seconds * 1e9))
 
 
 class Group:
@@ -399,6 +401,11 @@ class Group:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"a Group is one process's member and cannot be copied or pickled; pass its name {self.name!r}, and join there"
+        )
 
     def __repr__(self) -> str:
         if not self._end.address():

@@ -29,7 +29,7 @@ from cableway._core.leases import Lease, lease_once
 from cableway._core.library import check, failure, ffi, lib
 from cableway._cuda import hidden_gpus
 from cableway.array import Array
-from cableway.device import resolve, terminated
+from cableway.device import name_of, resolve, terminated
 from cableway.errors import NameNotFound, NameTaken, Timeout
 from cableway.tree import Tree
 
@@ -272,7 +272,7 @@ def get(
     encoded = name_bytes(name)
     if readonly is not False or swappable is not False:
         readonly, swappable = flag("readonly", readonly), flag("swappable", swappable)
-    if device is not None and not isinstance(device, str):
+    if device is not None and not isinstance(device := name_of(device), str):
         if not isinstance(device, Sequence):
             raise TypeError(
                 f"device must be a string such as 'cpu' or 'cuda:0', or a list of such, not {type(device).__name__}"

@@ -6,22 +6,20 @@ import errno
 import math
 import time
 
-__all__ = ["Retries", "deadline", "left_ns", "slice_ns"]
+__all__ = ["Retries", "checked_seconds", "deadline", "left_ns", "slice_ns"]
 
 _SLICE_NS = 500_000_000
 _COMES_BACK_S = 10.0  # that a bridge which went while it sent something may take to come back
 _SILENT_S = 3.0  # the same, if it was only waited for: less than the 5 s after which a node that is not heard is an error
 
 
-def deadline(timeout: float | None) -> float:
-    """Seconds of time.monotonic() at which a wait ends.
+def checked_seconds(timeout: float) -> float:
+    """A timeout as a float, which may be infinite.
 
     Raises:
         TypeError: timeout is no number.
         ValueError: it is NaN.
     """
-    if timeout is None:
-        return math.inf
     if not hasattr(timeout, "__float__"):
         raise TypeError(
             f"timeout must be a number of seconds or None, not {type(timeout).__name__}"
@@ -32,7 +30,16 @@ def deadline(timeout: float | None) -> float:
         seconds = math.inf if timeout > 0 else -math.inf
     if math.isnan(seconds):
         raise ValueError("timeout is not a number")
-    return time.monotonic() + seconds
+    return seconds
+
+
+def deadline(timeout: float | None) -> float:
+    """Seconds of time.monotonic() at which a wait ends.
+
+    Raises:
+        TypeError, ValueError: as `checked_seconds`.
+    """
+    return math.inf if timeout is None else time.monotonic() + checked_seconds(timeout)
 
 
 def left_ns(end: float) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -256,3 +258,18 @@ def test_without_time_what_needs_no_wait_is_done(timeout: float) -> None:
             g.recv(0)
     with pytest.raises(cw.Timeout, match='"hurry"'):
         cw.Group("hurry", 2, timeout=timeout)
+
+
+def test_a_timeout_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="timeout is not a number"):
+        cw.Group("hurry", 1, timeout=float("nan"))
+    with cw.Group("hurry", 1) as g, pytest.raises(TypeError, match="number of seconds or None"):
+        g.timeout = "1"  # type: ignore[assignment]
+
+
+def test_a_member_is_not_copied() -> None:
+    with cw.Group("alone", 1) as g:
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="join there"):
+                copied(g)
+        g.barrier()

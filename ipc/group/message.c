@@ -310,13 +310,21 @@ static int nothing_came(const cw_group *group, int32_t source, int32_t tag) {
 }
 
 static int await_message(cw_group *group, int32_t source, int32_t tag, struct group_kept ***found) {
-    int64_t limit_ns = 0; /* at first: what is there */
+    int64_t limit_ns = GROUP_LOOK_NS;
     bool suspect = false;
+    *found = find_kept(group, source, tag);
+    if (*found)
+        return 0;
+    int code = cw_group_may_wait(group, &limit_ns);
+    if (code && code != -ETIMEDOUT)
+        return code;
+    if (code)
+        limit_ns = 0; /* what is there */
     for (;;) {
         *found = find_kept(group, source, tag);
         if (*found)
             return 0;
-        int code = keep_next(group, limit_ns);
+        code = keep_next(group, limit_ns);
         if (code == 0)
             continue;
         if (code != -ETIMEDOUT && code != -EBUSY && code != -EINTR)

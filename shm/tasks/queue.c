@@ -280,6 +280,8 @@ static int begin(struct cw_queue_core *queue, const struct side *side, uint64_t 
         }
         if (verdict == DAMAGED)
             return cw_fail(-EPROTO, "the queue's counts make no sense: something wrote over them");
+        if (waiting.end_ns == 0) /* an announcement would cost the other side a system call */
+            return cw_fail(-ETIMEDOUT, "the time ran out");
         int code = await(queue, side, bytes, &waiting);
         verdict = side->look(queue, bytes, place);
         if (code && verdict != GO)

@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 PATH = [str(HERE), str(HERE / "support")]
 sys.path[:0] = [folder for folder in PATH if folder not in sys.path]
 
+from processes import stat_fields  # noqa: E402
 from waiting import eventually  # noqa: E402
 
 # A shell that starts us in the background ignores SIGINT for us, and so for every test of Ctrl-C.
@@ -67,7 +68,7 @@ def processes_with(setting: str) -> list[int]:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 environment = (entry / "environ").read_bytes()
-                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                state = stat_fields(entry.name)[0]
             except OSError:
                 continue
             if setting.encode() in environment.split(b"\0") and state != "Z":
@@ -78,7 +79,7 @@ def processes_with(setting: str) -> list[int]:
 def describe(pid: int) -> str:
     """A process's number and command."""
     try:
-        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}"
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode(errors='replace')}"
     except OSError:
         return str(pid)
 

@@ -15,27 +15,6 @@ import pytest
 import cableway as cw
 
 
-class _Place:
-    """`torch.device` in a Python without PyTorch."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __str__(self) -> str:
-        return self.name
-
-
-_Place.__module__, _Place.__name__ = "torch", "device"
-
-
-def test_a_device_of_pytorch_is_one() -> None:
-    assert cw.zeros(2, device=_Place("cpu")).device == "cpu"  # type: ignore[arg-type]
-    assert cw.put("placed", [1, 2], device=_Place("cpu")).device == "cpu"  # type: ignore[call-overload]
-    assert cw.get("placed", device=_Place("cpu")).device == "cpu"  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match="'mps' is not a device"):
-        cw.zeros(2, device=_Place("mps"))  # type: ignore[arg-type]
-
-
 def test_it_tells_what_numpy_would():
     x = np.arange(24, dtype="<i4").reshape(2, 3, 4)
     w = cw.asarray(x)

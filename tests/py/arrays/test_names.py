@@ -410,3 +410,24 @@ def test_names_of_a_node_that_cannot_be_are_a_bad_argument(prefix: str) -> None:
         cw.names(prefix)
     with pytest.raises(ValueError, match="//NODE/NAME"):
         cw.get(prefix + "x")
+
+
+class _Place:
+    """`torch.device` in a Python without PyTorch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_Place.__module__, _Place.__name__ = "torch", "device"
+
+
+def test_a_device_of_pytorch_is_one() -> None:
+    assert cw.zeros(2, device=_Place("cpu")).device == "cpu"  # type: ignore[arg-type]
+    assert cw.put("placed", [1, 2], device=_Place("cpu")).device == "cpu"  # type: ignore[call-overload]
+    assert cw.get("placed", device=_Place("cpu")).device == "cpu"  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="'mps' is not a device"):
+        cw.zeros(2, device=_Place("mps"))  # type: ignore[arg-type]

@@ -9,12 +9,12 @@ import multiprocessing
 import os
 import queue as standard
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 import queue_tasks as tasks
 from conftest import broker_pid, disconnect, eventually, running_broker
+from processes import stat_fields
 
 import cableway as cw
 
@@ -30,7 +30,7 @@ def started(method: str, target: Any, *arguments: Any) -> Any:
 
 
 def asleep(process: Any) -> bool:
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return bool(stat_fields(process.pid)[0] == "S")
 
 
 def test_who_waits_when_the_broker_dies_gets_the_next_item_that_is_put(

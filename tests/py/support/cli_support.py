@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conftest import eventually
+from processes import stat_fields
 
 from cableway._core import programs
 
@@ -40,7 +41,7 @@ def run_json(*arguments: str, **options: Any) -> Any:
 def state(pid: int) -> str:
     """The state letter of a process, as /proc has it; X when there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return stat_fields(pid)[0]
     except OSError:
         return "X"
 

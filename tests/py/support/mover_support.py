@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cuda_support
+from processes import stat_fields
 from waiting import eventually
 
 
@@ -91,7 +92,7 @@ def movers(folder: Path) -> list[int]:
             continue
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            state = stat_fields(entry.name)[0]
         except OSError:
             continue
         if (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pool_tasks as tasks
+from processes import stat_fields
 from waiting import eventually
 
 import cableway as cw
@@ -40,7 +40,7 @@ def joined(thread: threading.Thread) -> None:
 def gone(pid: int) -> bool:
     """Whether a process has ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+        return stat_fields(pid)[0] in "ZX"
     except OSError:
         return True
 

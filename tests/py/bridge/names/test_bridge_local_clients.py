@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 from bridge_support import Node
 from conftest import eventually
+from processes import stat_fields
 
 import cableway as cw
 
@@ -52,7 +53,7 @@ def by_each_engine(request: pytest.FixtureRequest) -> Iterator[tuple[Node, Node]
 
 
 def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+    return stat_fields(pid)[0] == "T"
 
 
 def stop(node: Node) -> int:
@@ -136,7 +137,7 @@ def test_a_timeout_bounds_the_way_here_and_nothing_is_lost(two: tuple[Node, Node
 
 def cpu_seconds(pid: int) -> float:
     """What a process has used, all its threads."""
-    words = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    words = stat_fields(pid)
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import pool_tasks as tasks
 import pytest
 from pool_support import LONG
+from processes import stat_fields
 from waiting import eventually
 
 import cableway as cw
@@ -232,7 +233,7 @@ def test_an_idle_pool_takes_no_cpu(forked: cw.Pool) -> None:
     def ticks() -> int:
         total = 0
         for pid in pids:
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            words = stat_fields(pid)
             total += int(words[11]) + int(words[12])
         return total
 

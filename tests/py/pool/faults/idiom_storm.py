@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 from conftest import broker_pid, describe, disconnect, processes_with, stop_broker
+from processes import stat_fields
 from waiting import eventually
 
 import cableway as cw
@@ -68,7 +69,7 @@ class Wrong(Exception):
 
 def stat(pid: int) -> tuple[str, int, int]:
     """State, parent and start of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = stat_fields(pid)
     return fields[0], int(fields[1]), int(fields[19])
 
 

@@ -7,10 +7,10 @@ import os
 import queue as standard
 import signal
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from processes import stat_fields
 
 import cableway as cw
 
@@ -31,7 +31,7 @@ _me: Process = (0, 0)
 
 def stat(pid: int) -> tuple[str, int]:
     """State and start of a process; raises OSError if there is none."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    fields = stat_fields(pid)
     return fields[0], int(fields[19])
 
 

@@ -172,7 +172,9 @@ class Group:
         """
         self._end.reform()
 
-    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> list[Array]:
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: DTypeLike = float, *, device: str = "cpu"
+    ) -> list[Array]:
         """Each member makes an array with arbitrary contents, and all map all of them. Blocks.
 
         Operations on arrays of cableway need no copy; those that all have mapped already are opened without asking the broker.
@@ -180,6 +182,7 @@ class Group:
         Args:
             shape: of this member's array: one length or a tuple of them.
             dtype: of its elements.
+            device: of this member's array: "cpu" or "cuda:N". Several members may name one GPU. Each has to see the GPUs of all.
 
         Returns:
             the arrays of all members, by rank; `g.empty(...)[g.rank]` is this member's own.
@@ -191,12 +194,12 @@ class Group:
         ...     float(g.Allreduce(mine, out=mine).numpy()[0])
         1.0
         """
-        mine = create.empty(shape, dtype)
+        mine = create.empty(shape, dtype, device=device)
         found = self._exchange(mine, objects.ALL, objects.ALL, objects.EMPTY)
         found[self.rank] = mine
         return found
 
-    # ---- on buffers: arrays of cableway and NumPy, contiguous, in host memory
+    # ---- on buffers: arrays of cableway and NumPy, and on GPUs also of other libraries; contiguous
 
     def Bcast(self, data: Any, root: int = 0) -> Any:
         """root's elements come to all. Blocks.
@@ -210,7 +213,10 @@ class Group:
 
         Raises:
             GroupBroken, Timeout: as `barrier`. ValueError: a member calls something else, or with another dtype, count or root;
-            all members are told, nothing was done, and the group goes on. TypeError: the array lies on a GPU.
+            all members are told, nothing was done, and the group goes on; or the array is not contiguous, or read-only.
+
+        On a GPU: what was given to the GPU before by sections on the array (`Array.writing`), or by another library to the stream
+        that its array names, comes first. All is done when the operation returns.
         """
         return operations.bcast(self._end, data, root, self.rank)
 

@@ -1165,8 +1165,8 @@ int cw_group_reform(cw_group *group);
 /*
  * Elements of one member, contiguous. array: one of this client's, in which data lies; then the
  * others read and write it in place. NULL: any host memory; what the others need of it goes through
- * memory of the group's. On a GPU: an array, of the group's client, and data as cw_array_data() says
- * it. Members may have theirs on the same GPU, on different ones, or in host memory. What is
+ * memory of the group's. On a GPU: an array, of the group's client, and data as cw_array_data()
+ * says it. Members may have theirs on the same GPU, on different ones, or in host memory. What is
  * reduced there, and what a member cannot reach, goes by host memory.
  */
 typedef struct cw_group_memory {

@@ -90,20 +90,33 @@ static int failed(cw_group *group, int code) {
     return code == -EOWNERDEAD ? code : cw_fail(-EOWNERDEAD, "%s", text);
 }
 
-/* Before it, of an array whose producer died: if that was a member, the group is broken by it. */
-static int producer_died(cw_group *group, int code) {
-    for (uint32_t i = 0; i < group->size; i++)
-        if (i != group->rank && !cw_group_present(&group->members[i])) {
-            cw_group_break_by(group, CW_GROUP_DIED, i);
-            return cw_group_told(group);
-        }
-    return code;
+/* Before it: a member that is gone breaks the group, since nobody can come to an operation to which
+ * we have not come. 0, or -EOWNERDEAD with the sentence: it is broken. */
+static int look_for_the_gone(cw_group *group) {
+    for (uint32_t i = 0; i < group->size; i++) {
+        struct group_member *member = &group->members[i];
+        if (i == group->rank || cw_group_present(member))
+            continue;
+        bool left = cw_group_claim(member->slot) != member->claim;
+        cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, i);
+        break;
+    }
+    return cw_group_told(group);
 }
 
 /* ---- before the first meeting ---- */
 
-/* Waits until all work on an array is done that was submitted before. reads: also what reads it. */
+/* The producer of an array died: if that was a member, the group is broken by it. */
+static int incomplete(cw_group *group, int code) {
+    char text[CW_DETAIL_MAX];
+    snprintf(text, sizeof text, "%s", cw_detail());
+    return look_for_the_gone(group) ? code : cw_fail(code, "%s", text);
+}
+
+/* Waits until all work on an array is done that was submitted before. reads: also what reads it.
+ * What is received into has to be complete, too: a copy makes nothing whole (section.h). */
 static int settle(cw_group *group, cw_array *array, bool reads) {
+    bool waited = false;
     group->end_ns = 0;
     for (;;) {
         int64_t limit_ns = GROUP_LOOK_NS;
@@ -117,15 +130,18 @@ static int settle(cw_group *group, cw_array *array, bool reads) {
         }
         if (code == -EINTR)
             cw_group_break_by(group, CW_GROUP_INTERRUPTED, group->rank);
-        if (code == 0)
-            code = cw_group_told(group);
+        if (code == 0 && waited)
+            code = look_for_the_gone(group);
         if (code)
             return code;
-        code = reads ? cw_array_settle(array, limit_ns) : cw_array_wait(array, limit_ns);
+        code = reads ? cw_array_settle(array, limit_ns) : 0;
+        if (code == 0)
+            code = cw_array_wait(array, limit_ns);
         if (code == -EOWNERDEAD)
-            return producer_died(group, code);
+            return incomplete(group, code);
         if (code != -ETIMEDOUT && code != -EINTR)
             return code;
+        waited = true;
     }
 }
 

@@ -205,9 +205,9 @@ class Group:
     def nccl(self, device: str | None = None) -> Any:
         """A communicator of NCCL in which the members have their ranks: `cupy.cuda.nccl.NcclCommunicator`. Needs CuPy. Blocks.
 
-        NCCL is quicker than the group's operations on GPUs with small arrays, and in reductions. It takes about half a second to
-        make a communicator, and several hundred MiB of memory on each GPU. Its calls are not ordered with sections: give them a
-        stream within `Array.writing`.
+        NCCL reduces on the GPUs, where the group's own operations go through host memory. It takes about half a second to make a
+        communicator, and several hundred MiB of memory on each GPU. Its calls are not ordered with sections by themselves: give
+        them a stream within `Array.writing`.
 
         It is aborted when a member's process ends, when the group is broken, in `reform`, and in `close`: its calls that wait end
         then, and later ones raise `NcclError`.

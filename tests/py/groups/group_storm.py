@@ -169,7 +169,8 @@ def storm(deaths: int, seed: int, ways: Ways = (ready, works)) -> tuple[list[flo
 def main() -> None:
     """The storm by itself."""
     deaths = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little")
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # 0: any
+    seed = seed or int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}", flush=True)
     told, on = storm(deaths, seed, ON_GPUS if sys.argv[3:] == ["gpu"] else (ready, works))
     for what, times in (("told", told), ("reformed", on)):

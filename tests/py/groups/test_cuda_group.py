@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import cuda_support
@@ -18,6 +20,7 @@ import cableway as cw
 
 cuda_support.require()
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
+on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the stand-in")
 gpus = cuda_support.for_module(devices=2)
 
 # Elements of float64: in the call, in one piece of the detour, in two with two members.
@@ -167,6 +170,40 @@ def test_a_librarys_array_receives_where_it_is() -> None:
         return found, x.host()[-1], host(made)[-1], host(mine)[-1]
 
     assert outcomes("library", 2, receives) == [(3000.0, 2.0, 4.0, 4.0)] * 2
+
+
+@on_the_double
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "uint8"])
+def test_tensors_of_pytorch_are_sent_and_receive(name: str) -> None:
+    """With a stand-in, also of a dtype that only DLPack can tell."""
+    dtype = np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+
+    def sends(g: cw.Group, _pipe: Any) -> None:
+        sys.path.insert(0, str(Path(cuda_support.__file__).parent / "standins"))
+        import torch
+
+        def tensor(found: Any) -> Any:
+            bits = found.astype(dtype).view(dtype if name != "bfloat16" else "i2")
+            return torch.tensor(bits, getattr(torch, name))
+
+        for count in (10, 5000):
+            x = tensor(np.arange(count) % 50 + g.rank)
+            out, wide = tensor(np.zeros(count)), tensor(np.zeros((2, count)))
+            expected = [(np.arange(count) % 50 + rank).astype(dtype) for rank in range(2)]
+            assert g.Allreduce(x, out) is out
+            same(cw.asarray(out), sum(expected))
+            made = g.Allreduce(x)
+            assert (made.dtype, made.device) == (dtype, "cuda:0")
+            same(made, sum(expected))
+            g.Allgather(x, wide)
+            same(cw.asarray(wide), expected)
+            g.Send(x, 1 - g.rank)
+            g.Recv(out)
+            same(cw.asarray(out), expected[1 - g.rank])
+            g.Bcast(x, 1)
+            same(cw.asarray(x), expected[1])
+
+    outcomes("torch", 2, sends)
 
 
 def test_bad_buffers_are_refused_before_anybody_is_met() -> None:

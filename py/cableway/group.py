@@ -104,6 +104,7 @@ class Group:
         self._timeout = timeout
         self._pid = os.getpid()
         self._watches: list[nccl.Watch] = []
+        weakref.finalize(self, nccl.stop, self._watches)
         members, number = operator.index(size), -1 if rank is None else operator.index(rank)
         if not 1 <= members <= lib.CW_GROUP_RANKS_MAX:
             raise ValueError(f"size {members}: a group has 1 to {lib.CW_GROUP_RANKS_MAX} members")
@@ -220,20 +221,17 @@ class Group:
                 it is, and the group goes on.
             GroupBroken: a member is gone. Timeout: NCCL did not join the members in time.
         """
-        made, watch = nccl.communicator(
+        return nccl.communicator(
             self._end,
             lambda obj: self._exchange(obj, objects.ALL, objects.ALL, objects.NCCL),
             device,
             self._timeout,
+            self._watches,
         )
-        self._watches.append(watch)
-        weakref.finalize(self, watch.stop)
-        return made
 
     def _revoke(self) -> None:
         """Ends the communicators of NCCL."""
-        while self._watches:
-            self._watches.pop().stop()
+        nccl.stop(self._watches)
 
     # ---- on buffers: arrays of cableway and NumPy, and on GPUs also of other libraries; contiguous
 

@@ -11,6 +11,7 @@ Who owns what: the communicator belongs to the caller and to a `Watch`, which be
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -22,7 +23,7 @@ from cableway import device as devices
 from cableway._core.library import check, ffi, lib
 from cableway.errors import DeviceError, Timeout
 
-__all__ = ["Watch", "communicator"]
+__all__ = ["Watch", "communicator", "stop"]
 
 _TICK_S = 0.1
 
@@ -30,19 +31,32 @@ _TICK_S = 0.1
 class Watch:
     """Aborts communicators when a member's process ends or the group breaks; and at `stop`.
 
+    Its descriptors are open as long as it is there, so that whoever stops it, on whatever thread, finds them.
+
     Args:
         end: the member.
-        pidfds: of the members' processes, which are closed here.
+        pids: of the other members, which lived a moment ago.
     """
 
-    def __init__(self, end: Any, pidfds: list[int]) -> None:
-        self._end, self._pidfds = end, pidfds
+    def __init__(self, end: Any, pids: list[int]) -> None:
+        self._end = end
+        self._fds: list[int] = []
         self._communicators: list[Any] = []
         self._over = False  # what is added from now on is aborted at once
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may come to stop it on a thread that has it
         self._pid = os.getpid()
-        self._woken = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # of who is gone already, the group tells
+                self._fds.append(os.pidfd_open(pid))
         self._thread = threading.Thread(target=self._run, name="cableway-nccl", daemon=True)
+
+    def __del__(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+    def start(self) -> None:
+        """Begins to watch."""
         self._thread.start()
 
     def add(self, communicator: Any) -> None:
@@ -56,21 +70,19 @@ class Watch:
 
     def gone(self) -> bool:
         """Whether a member has ended or the group is broken."""
-        return bool(_broken(self._end) or _ended(self._pidfds, 0))
+        return _broken(self._end) or _ended(self._fds[1:], 0)
 
     def stop(self) -> None:
         """Aborts them now, and ends the thread. Blocks until both is done. May be repeated. In a forked child it does nothing."""
-        if self._woken < 0 or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             return
-        os.eventfd_write(self._woken, 1)
-        self._thread.join()
-        for fd in (*self._pidfds, self._woken):
-            os.close(fd)
-        self._woken = -1
+        os.eventfd_write(self._fds[0], 1)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._abort()
 
     def _run(self) -> None:
-        watched = [*self._pidfds, self._woken]
-        while not _ended(watched, _TICK_S) and not _broken(self._end):
+        while not _ended(self._fds, _TICK_S) and not _broken(self._end):
             pass
         self._abort()
 
@@ -80,6 +92,13 @@ class Watch:
             found, self._communicators = self._communicators, []
         for communicator in found:
             communicator.abort()
+
+
+def stop(watches: list[Watch]) -> None:
+    """Stops all of a member's, and forgets them."""
+    while watches:
+        watches[-1].stop()
+        watches.pop()
 
 
 def _ended(fds: list[int], seconds: float) -> bool:
@@ -173,27 +192,21 @@ class _Joining(threading.Thread):
             self.join(_TICK_S)
 
 
-def _pidfds(pids: list[int]) -> list[int]:
-    """Of members, which lived a moment ago; of who is gone already, the group tells."""
-    found = []
-    for pid in pids:
-        try:
-            found.append(os.pidfd_open(pid))
-        except ProcessLookupError:
-            continue
-    return found
-
-
 def communicator(
-    end: Any, exchange: Callable[[Any], list[Any]], device: str | None, timeout: float | None
-) -> tuple[Any, Watch]:
-    """A communicator in which this member has its rank, and what ends it.
+    end: Any,
+    exchange: Callable[[Any], list[Any]],
+    device: str | None,
+    timeout: float | None,
+    watches: list[Watch],
+) -> Any:
+    """A communicator in which this member has its rank.
 
     Args:
         end: the member.
         exchange: gives an object, and gets those of all members.
         device: of this member; None: CuPy's current one.
         timeout: seconds, for NCCL to join the members.
+        watches: of the member, who stops them before it ends; the one of this communicator is added.
     """
     rank, size, _ = end.numbers()
     problem, chosen, nccl, uuid = _here(device)
@@ -204,15 +217,16 @@ def communicator(
         except Exception as error:
             problem = f"NCCL makes no identifier: {error}"
     found = exchange((problem, uuid, os.getpid(), number))
-    watch = Watch(end, _pidfds([each[2] for i, each in enumerate(found) if i != rank]))
+    _refuse([each[0] for each in found], [each[1] for each in found])
+    watch = Watch(end, [each[2] for i, each in enumerate(found) if i != rank])
+    watches.append(watch)
+    watch.start()
+    joining = _Joining(chosen, lambda: nccl.NcclCommunicator(size, found[0][3], rank))
     try:
-        _refuse([each[0] for each in found], [each[1] for each in found])
-        joining = _Joining(chosen, lambda: nccl.NcclCommunicator(size, found[0][3], rank))
-        made = _join(watch, end, exchange, joining, timeout)
+        return _join(watch, end, exchange, joining, timeout)
     except BaseException:
         watch.stop()
         raise
-    return made, watch
 
 
 def _join(

@@ -55,6 +55,23 @@ def test_members_that_do_not_see_each_others_gpus_go_by_the_host() -> None:
         member.end()
 
 
+@on_the_double
+@pytest.mark.parametrize("setting", ["NO_PEER=all", "NO_BATCH=1", "MIG=1"])
+def test_gpus_that_do_not_reach_each_other_give_the_same(setting: str) -> None:
+    def limited(pipe: Any, rank: int) -> Any:
+        name, _, value = setting.partition("=")
+        os.environ[f"CABLEWAY_FAKECUDA_{name}"] = value
+        if name == "MIG":
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(rank)
+        with cw.Group(f"limited/{name}", 2, rank, timeout=60) as g:
+            return everything(g, pipe, "gpu" if name == "MIG" else "gpus", [21, 5000])
+
+    started = [Member(limited, rank) for rank in range(2)]
+    assert len({member.returned() for member in started}) == 1
+    for member in started:
+        member.end()
+
+
 def counters(g: cw.Group) -> dict[str, int]:
     """The broker's figures of copied bytes; it reads a client's when it hears of it."""
     cw.put(f"look/{g.rank}", 1)

@@ -90,7 +90,7 @@ static void consume(cw_group *group, const struct operation *op,
 static int run_inline(cw_group *group, const struct operation *op) {
     struct group_sources *sources = &group->sources;
     struct group_call *call = group_next_call(group);
-    if (op->contributes)
+    if (op->contributes && op->send_bytes)
         memcpy(call->data, op->send.data, op->send_bytes);
     cw_group_arrive(group, what_of(op, 0), op->count);
     int code = cw_group_await(group);

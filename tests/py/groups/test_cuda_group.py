@@ -23,8 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the stand-in")
 gpus = cuda_support.for_module(devices=2)
 
-# Elements of float64: in the call, in one piece of the detour, in two with two members.
-COUNTS = [0, 1, 20, 21, 5000, 600_001]
+# Elements of float64: in the call, in one piece of the detour, in two where there are blocks for three members.
+COUNTS = [0, 1, 20, 21, 5000, 360_001]
 
 
 @pytest.mark.parametrize("where", ["gpu", "gpu part", "beside", "library"])
@@ -98,6 +98,19 @@ def test_what_is_moved_stays_on_the_gpu_and_what_is_reduced_goes_to_the_host_and
     assert moved["bytes_same_gpu"] == 4 * (8 << 20), moved
     assert not moved["bytes_from_gpu"] and not moved["bytes_to_gpu"], moved
     assert reduced["bytes_from_gpu"] == reduced["bytes_to_gpu"] == 2 * (8 << 20), reduced
+
+
+def test_a_reduction_of_more_than_a_piece_is_right() -> None:
+    def reduces(g: cw.Group, _pipe: Any) -> None:
+        count = 2_100_001  # 8 MiB are a piece
+        all_values = [values(rank, count) for rank in range(g.size)]
+        mine = place(all_values[g.rank], "gpu", g.rank)
+        same(g.Allreduce(mine), sum(all_values))
+        found = g.Reduce(mine, mine, "max", 1)
+        if g.rank == 1:
+            same(found, np.max(all_values, axis=0))
+
+    outcomes("pieces", 2, reduces)
 
 
 def narrow(g: cw.Group, _pipe: Any) -> None:

@@ -1163,9 +1163,11 @@ int cw_group_barrier_finish(cw_group *group);
 int cw_group_reform(cw_group *group);
 
 /*
- * Elements of one member, contiguous, in host memory. array: one of this client's, in which data
- * lies; then the others read and write it in place. NULL: any memory; what the others need of it
- * goes through memory of the group's.
+ * Elements of one member, contiguous. array: one of this client's, in which data lies; then the
+ * others read and write it in place. NULL: any host memory; what the others need of it goes through
+ * memory of the group's. On a GPU: an array, of the group's client, and data as cw_array_data()
+ * says it. Members may have theirs on the same GPU, on different ones, or in host memory. What is
+ * reduced there, and what a member cannot reach, goes by host memory.
  */
 typedef struct cw_group_memory {
     void *data;
@@ -1176,7 +1178,10 @@ typedef struct cw_group_memory {
  * Operations of all members. dtype as of a layout, count in elements; dtype, count, root and
  * reduction are the same for all members: -EINVAL on all of them where they are not, and nothing
  * was done. Each blocks until its own part is done: what it was given may be changed then. Where no
- * other rule is told, send and receive do not overlap. Memory on a GPU: -ENODEV.
+ * other rule is told, send and receive do not overlap. On a GPU it comes after all work in order on
+ * the arrays that was submitted before, by whichever process, and no section of the caller's is
+ * open on them; if who wrote what is sent died before it was complete: -EOWNERDEAD, before anybody
+ * was met, and cw_group_broken() says whether it was a member.
  *
  * An operation that fails otherwise (-EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT, -ECONNRESET) leaves
  * what was sent as it is, and what was to be received with no meaning.

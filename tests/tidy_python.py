@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "_executor": {"_transport", "_pool", "errors"},
     "_joblib": {"_core", "_transport", "_pool", "_executor"} | ARRAYS,
     "_queue": {"_core", "_transport"} | ARRAYS,
-    "_group": {"_core"} | ARRAYS,
+    "_group": {"_core", "_cuda"} | ARRAYS,
 }
 COMPILED = {"_cableway", "_dispatch", "_dlpack"}
 

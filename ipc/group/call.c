@@ -14,9 +14,9 @@ static const char *operation_name(uint64_t what) {
         [GROUP_ALLREDUCE] = "Allreduce", [GROUP_REDUCE_SCATTER] = "Reduce_scatter",
         [GROUP_ALLTOALL] = "Alltoall",   [GROUP_EXCHANGE] = "an operation on objects",
     };
-    static const char *const labels[] = {"bcast",          "scatter",  "gather",
-                                         "allgather",      "reduce",   "allreduce",
-                                         "reduce_scatter", "alltoall", "empty"};
+    static const char *const labels[] = {"bcast",  "scatter",   "gather",         "allgather",
+                                         "reduce", "allreduce", "reduce_scatter", "alltoall",
+                                         "empty",  "nccl"};
     uint64_t operation = what & 0xff, label = what >> 16 & 0xff;
     if (operation == GROUP_EXCHANGE && label < sizeof labels / sizeof *labels)
         return labels[label];

@@ -1,5 +1,5 @@
 /*
- * Collective operations on elements in host memory.
+ * Collective operations on elements in host memory; those with memory on GPUs go on in gpu.c.
  *
  * One way for all. A member that contributes says in its call where its elements are: in the call
  * itself (at most CW_GROUP_INLINE_MAX bytes), in an array that the others open, or in its staging
@@ -90,7 +90,7 @@ static void consume(cw_group *group, const struct operation *op,
 static int run_inline(cw_group *group, const struct operation *op) {
     struct group_sources *sources = &group->sources;
     struct group_call *call = group_next_call(group);
-    if (op->contributes)
+    if (op->contributes && op->send_bytes)
         memcpy(call->data, op->send.data, op->send_bytes);
     cw_group_arrive(group, what_of(op, 0), op->count);
     int code = cw_group_await(group);
@@ -124,6 +124,8 @@ static int call_make(cw_group *group, const struct operation *op) {
     struct group_call *call = group_next_call(group);
     uint64_t flags = 0;
     int code = 0;
+    if (cw_group_on_gpu(op))
+        return cw_group_gpu_call(group, op, call);
     if (op->contributes) {
         code = cw_window_of(op->send, op->send_bytes, false);
         if (code < 0)
@@ -344,7 +346,7 @@ static int run_met(cw_group *group, const struct operation *op, struct views *vi
                       anybody_has(group, views, GROUP_SEND_ARRAY));
 }
 
-static int run_large(cw_group *group, const struct operation *op) {
+static int run_large(cw_group *group, const struct operation *op, struct group_met *met) {
     struct views *views = calloc(1, sizeof *views);
     if (!views)
         return cw_fail(-EDQUOT, "no memory for an operation of %u members", group->size);
@@ -353,24 +355,24 @@ static int run_large(cw_group *group, const struct operation *op) {
         free(views);
         return code;
     }
-    if (op->contributes && !(group_next_call(group)->flags & GROUP_SEND_ARRAY))
+    if (op->contributes && !(group_next_call(group)->flags & (GROUP_SEND_ARRAY | GROUP_GPU)))
         stage_piece(group, op, 0, piece_bytes(op));
     cw_group_arrive(group, what_of(op, 0), op->count);
     code = cw_group_await(group);
     if (code == 0) {
         views_note(group, views);
-        code = cw_group_failed(group, run_met(group, op, views));
+        met->gpu = anybody_has(group, views, GROUP_GPU);
+        met->arrays = all_have(group, op, views, GROUP_SEND_ARRAY);
+        if (!met->gpu)
+            code = cw_group_failed(group, run_met(group, op, views));
         views_close(group, views);
     }
     free(views);
     return code;
 }
 
-int cw_group_run(cw_group *group, const struct operation *op) {
-    int code = cw_group_begin(group);
-    if (code)
-        return code;
-    code = op->block_bytes * op->blocks <= CW_GROUP_INLINE_MAX ? run_inline(group, op)
-                                                               : run_large(group, op);
-    return cw_group_end(group, code);
+int cw_collective_run(cw_group *group, const struct operation *op, struct group_met *met) {
+    met->gpu = met->arrays = false;
+    return op->block_bytes * op->blocks <= CW_GROUP_INLINE_MAX ? run_inline(group, op)
+                                                               : run_large(group, op, met);
 }

@@ -13,6 +13,7 @@
 #include "ipc/array/array.h"
 #include "ipc/base/layout.h"
 #include "ipc/client.h"
+#include "ipc/group/collective.h"
 #include "ipc/group/message.h"
 #include "ipc/group/page.h"
 #include "ipc/group/window.h"
@@ -359,6 +360,7 @@ void cw_group_close(cw_group *group) {
     if (group->page && !cw_client_forked(group->client))
         leave(group);
     cw_stages_close(group);
+    cw_group_detour_close(group);
     cw_inboxes_close(group);
     if (group->page)
         cw_group_page_close(group);

@@ -16,11 +16,6 @@ int cw_window_of(cw_group_memory memory, uint64_t bytes, bool writable) {
         return cw_needs("memory for the elements");
     if (!array || !bytes)
         return 0;
-    if (cw_array_gpu(array) >= 0)
-        return cw_fail(-ENODEV,
-                       "operations of a group work on host memory, and the array lies on %s: copy "
-                       "it to \"cpu\" first",
-                       cw_array_device(array));
     int code = cw_array_usable(array);
     if (code)
         return code;

@@ -20,12 +20,14 @@
 #define STAGE_BYTES (256u << 10) /* a half */
 
 /* flags of a call */
-#define GROUP_SEND_ARRAY    1u /* handles[0]: what is sent; else the staging memory, if any */
-#define GROUP_RECEIVE_ARRAY 2u /* handles[1]: where others may write what is received */
-#define GROUP_IN_PLACE      4u /* the two overlap */
+#define GROUP_SEND_ARRAY    1u  /* handles[0]: what is sent; else the staging memory, if any */
+#define GROUP_RECEIVE_ARRAY 2u  /* handles[1]: where others may write what is received */
+#define GROUP_IN_PLACE      4u  /* the two overlap */
+#define GROUP_GPU           8u  /* its memory lies on a GPU (gpu.c) */
+#define GROUP_CANNOT        16u /* later: it cannot open the arrays of the others */
 
-/* Is this memory an array that others may open? 0 no, 1 yes; -EINVAL, -ENODEV (on a GPU). bytes
- * from memory.data on have to lie in it. writable: others will write. */
+/* Is this memory an array that others may open? 0 no, 1 yes; -EINVAL. bytes from memory.data
+ * on have to lie in it. writable: it is received into. */
 int cw_window_of(cw_group_memory memory, uint64_t bytes, bool writable);
 /* The handle by which others open it. */
 int cw_window_export(cw_group_memory memory, uint64_t bytes, cw_handle *out);

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from cableway import _dispatch, client, create
 from cableway._core.deadlines import checked_seconds
 from cableway._core.library import lib
-from cableway._group import environment, objects, operations
+from cableway._group import environment, nccl, objects, operations
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -72,7 +73,7 @@ class Group:
         name: of the group.
     """
 
-    __slots__ = ("__weakref__", "_end", "_pid", "_timeout", "name")
+    __slots__ = ("__weakref__", "_end", "_pid", "_timeout", "_watches", "name")
 
     def __init__(
         self,
@@ -102,6 +103,8 @@ class Group:
         self.name = name
         self._timeout = timeout
         self._pid = os.getpid()
+        self._watches: list[nccl.Watch] = []
+        weakref.finalize(self, nccl.stop, self._watches)
         members, number = operator.index(size), -1 if rank is None else operator.index(rank)
         if not 1 <= members <= lib.CW_GROUP_RANKS_MAX:
             raise ValueError(f"size {members}: a group has 1 to {lib.CW_GROUP_RANKS_MAX} members")
@@ -171,8 +174,11 @@ class Group:
             GroupBroken: the others went on without this one.
         """
         self._end.reform()
+        self._revoke()
 
-    def empty(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> list[Array]:
+    def empty(
+        self, shape: int | tuple[int, ...], dtype: DTypeLike = float, *, device: str = "cpu"
+    ) -> list[Array]:
         """Each member makes an array with arbitrary contents, and all map all of them. Blocks.
 
         Operations on arrays of cableway need no copy; those that all have mapped already are opened without asking the broker.
@@ -180,6 +186,7 @@ class Group:
         Args:
             shape: of this member's array: one length or a tuple of them.
             dtype: of its elements.
+            device: of this member's array: "cpu" or "cuda:N". Several members may name one GPU. Each has to see the GPUs of all.
 
         Returns:
             the arrays of all members, by rank; `g.empty(...)[g.rank]` is this member's own.
@@ -191,12 +198,42 @@ class Group:
         ...     float(g.Allreduce(mine, out=mine).numpy()[0])
         1.0
         """
-        mine = create.empty(shape, dtype)
+        mine = create.empty(shape, dtype, device=device)
         found = self._exchange(mine, objects.ALL, objects.ALL, objects.EMPTY)
         found[self.rank] = mine
         return found
 
-    # ---- on buffers: arrays of cableway and NumPy, contiguous, in host memory
+    def nccl(self, device: str | None = None) -> Any:
+        """A communicator of NCCL in which the members have their ranks: `cupy.cuda.nccl.NcclCommunicator`. Needs CuPy. Blocks.
+
+        NCCL reduces on the GPUs, where the group's own operations go through host memory. It takes about half a second to make a
+        communicator, and several hundred MiB of memory on each GPU. Its calls are not ordered with sections by themselves: give
+        them a stream within `Array.writing`.
+
+        It is aborted when a member's process ends, when the group is broken, in `reform`, and in `close`: its calls that wait end
+        then, and later ones raise `NcclError`.
+
+        Args:
+            device: "cuda:N", another one for each member. None: CuPy's current one.
+
+        Raises:
+            DeviceError: a member has no CuPy or NCCL, or two have the same GPU, or NCCL cannot join them. All members are told who
+                it is, and the group goes on.
+            GroupBroken: a member is gone. Timeout: NCCL did not join the members in time.
+        """
+        return nccl.communicator(
+            self._end,
+            lambda obj: self._exchange(obj, objects.ALL, objects.ALL, objects.NCCL),
+            device,
+            self._timeout,
+            self._watches,
+        )
+
+    def _revoke(self) -> None:
+        """Ends the communicators of NCCL."""
+        nccl.stop(self._watches)
+
+    # ---- on buffers: arrays of cableway and NumPy, and on GPUs also of other libraries; contiguous
 
     def Bcast(self, data: Any, root: int = 0) -> Any:
         """root's elements come to all. Blocks.
@@ -210,7 +247,10 @@ class Group:
 
         Raises:
             GroupBroken, Timeout: as `barrier`. ValueError: a member calls something else, or with another dtype, count or root;
-            all members are told, nothing was done, and the group goes on. TypeError: the array lies on a GPU.
+            all members are told, nothing was done, and the group goes on; or the array is not contiguous, or read-only.
+
+        On a GPU: what was given to the GPU before by sections on the array (`Array.writing`), or by another library to the stream
+        that its array names, comes first. All is done when the operation returns.
         """
         return operations.bcast(self._end, data, root, self.rank)
 
@@ -389,6 +429,7 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group. May be repeated. Members that still wait for this one, or will, get `GroupBroken`."""
+        self._revoke()
         self._end.close()
 
     def __enter__(self) -> Group:

@@ -95,6 +95,7 @@ def benchmark(name: str, *arguments: str) -> list[str]:
             "bench_gpu_pool": ["--smoke"],
             "bench_gpu_staged": [str(1 << 20)],
             "bench_tree_copy": ["40", "100000"],
+            "gpu/bench_groups": ["--largest", "65536", "--rounds", "2"],
         }
         arguments = (*tiny.get(name, []), *arguments)
     return [sys.executable, str(BENCH / f"{name}.py"), *arguments]
@@ -104,6 +105,12 @@ def deaths(seconds: int) -> Step:
     """Producers killed for so many seconds; kills of several runs, each with its seed, may be added up."""
     command = [str(BUILD / "tests/gpu/fence_deaths"), os.environ.get("DEATHS", "1000"), "8"]
     return Step("deaths", [*command, str(seconds)], seconds + 30, seconds - 40)
+
+
+def group_deaths() -> Step:
+    """Members of groups killed in operations on GPUs."""
+    command = [sys.executable, str(TESTS / "groups/group_storm.py"), "40" if REAL else "8"]
+    return Step("group-deaths", [*command, "0", "gpu"], 120, 50)
 
 
 def steps(which: str) -> list[Step]:
@@ -122,6 +129,8 @@ def steps(which: str) -> list[Step]:
             Step("bench-staged", benchmark("bench_gpu_staged"), 90, 40),
             Step("bench-tree-copy", benchmark("bench_tree_copy"), 90, 40),
             Step("bench-pool", benchmark("bench_gpu_pool", "scaling", "overlap", "idle"), 90, 40),
+            Step("bench-groups", benchmark("gpu/bench_groups", "--seconds", "80"), 150, 100),
+            group_deaths(),
         ]
     return [
         Step("sanitize", [sys.executable, str(HERE / "sanitize.py")], 300),
@@ -130,6 +139,7 @@ def steps(which: str) -> list[Step]:
         Step("broken-context", [str(programs / "broken_context")], 30, 5),
         Step("bench-pool", benchmark("bench_gpu_pool"), 120, 60),
         Step("bench-gpu", benchmark("bench_gpu", "--seconds", "100"), 150, 90),
+        group_deaths(),
         deaths(170),
     ]  # fmt: skip
 
@@ -145,7 +155,7 @@ class Running:
         env = dict(os.environ)
         if not REAL:
             env["CABLEWAY_FAKECUDA_MEMORY_MIB"] = "4096" if step.name == "deaths" else "1024"
-        if not REAL and step.name.startswith("bench"):
+        if not REAL and step.name.startswith(("bench", "group")):
             env["CABLEWAY_CUDA_DRIVER"] = str(BUILD / "tests/fakecuda/libcuda-double.so")
             env["CABLEWAY_FAKECUDA_DIR"] = env["CABLEWAY_DIR"]
             env["CABLEWAY_BENCH_LARGEST_MIB"] = "8"

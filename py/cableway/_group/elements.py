@@ -1,5 +1,7 @@
 """What an operation of a group is given, as the library wants it: an address, an array of ours or none, elements and dtype.
 
+Here in host memory; `gpu` has what lies on GPUs, and what calls this module for the rest.
+
 >>> import numpy as np
 >>> found = send(np.arange(6, dtype="f4").reshape(2, 3))
 >>> found.size, found.text, found.array
@@ -17,7 +19,7 @@ from cableway._core import dtypes, leases
 from cableway._core.library import ffi
 from cableway.array import Array
 
-__all__ = ["Elements", "apart", "like", "overlap", "receive", "send"]
+__all__ = ["Elements", "apart", "like", "overlap", "receive", "send", "text_of"]
 
 _FIND_BYTES = 160  # of fewer, all that is sent goes with the call (GROUP_INLINE_MAX)
 _texts: dict[np.dtype[Any], bytes] = {}
@@ -61,20 +63,10 @@ def text_of(dtype: np.dtype[Any]) -> bytes:
     return found
 
 
-def _on_gpu(what: object) -> TypeError:
-    kind = type(what)
-    return TypeError(
-        f"operations of a group work on host memory, and this {kind.__module__}.{kind.__qualname__} lies on a GPU: copy it to the "
-        f"host first, for an array of cableway by `.to('cpu')`"
-    )
-
-
 def _seen(what: Any, name: str) -> Elements:
     """The elements of an array of cableway or of NumPy."""
     lease: leases.Lease | None
     if isinstance(what, Array):
-        if what.device != "cpu":
-            raise _on_gpu(what)
         values, lease = what._exact(), what._open_lease()
     else:
         values = what
@@ -91,12 +83,10 @@ def send(what: Any, name: str = "send") -> Elements:
     """The elements of what is sent: an array, or what NumPy makes one of.
 
     Raises:
-        TypeError: it lies on a GPU, or has Python objects as elements.
+        TypeError: it has Python objects as elements.
         ValueError: it is an array that is not contiguous.
     """
     if not isinstance(what, (Array, np.ndarray)):
-        if hasattr(what, "__cuda_array_interface__"):
-            raise _on_gpu(what)
         what = np.asarray(what, order="C")
     return _seen(what, name)
 
@@ -105,14 +95,13 @@ def receive(what: Any, name: str = "out") -> Elements:
     """The same of what is received into.
 
     Raises:
-        TypeError: it is no array of cableway or NumPy, or lies on a GPU.
+        TypeError: it is no array of cableway or NumPy.
         ValueError: it is not contiguous, or read-only.
     """
     if not isinstance(what, (Array, np.ndarray)):
-        if hasattr(what, "__cuda_array_interface__"):
-            raise _on_gpu(what)
         raise TypeError(
-            f"{name} is an array of cableway or NumPy, not {type(what).__name__}; of a tensor on the host pass `t.numpy()`"
+            f"{name} is an array of cableway or NumPy, or one on a GPU, not {type(what).__name__}; of a tensor on the host pass "
+            "`t.numpy()`"
         )
     found = _seen(what, name)
     if not found.owner[1].flags.writeable:

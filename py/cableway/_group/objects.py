@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cableway._group import elements
+from cableway._group import gpu
 from cableway._group.elements import Elements
 from cableway._group.operations import REDUCTIONS
 
@@ -29,7 +29,9 @@ __all__ = [
 ]
 
 ALL = -1
-BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, EMPTY = range(9)
+BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, EMPTY, NCCL = range(
+    10
+)
 OBJECT = 1  # kind of a message
 _INT_MAX = 0x7FFFFFFF
 _A_FUNCTION = 0xFF00
@@ -168,14 +170,15 @@ def receive_object(end: Any, source: int | None, tag: int | None) -> Any:
 
 def send(end: Any, what: Any, dest: int, tag: int) -> None:
     """Sends elements."""
-    sent = elements.send(what)
+    sent = gpu.host_values(gpu.send(what))
     nbytes = sent.size * sent.dtype.itemsize
     end.send(sent.address, nbytes, _kind_of(sent), check_rank(dest, "dest"), check_tag(tag))
 
 
 def receive(end: Any, out: Any, source: int | None, tag: int | None) -> Any:
     """Receives elements."""
-    got = elements.receive(out)
+    asked = gpu.receive(out)
+    got = gpu.host_room(asked)
     nbytes, kind = got.size * got.dtype.itemsize, _kind_of(got)
     from_rank = _any(source, lambda rank: check_rank(rank, "source"))
     came_from, its_tag, its_kind, its_nbytes, _ = end.receive(
@@ -188,4 +191,6 @@ def receive(end: Any, out: Any, source: int | None, tag: int | None) -> Any:
         raise ValueError(
             f"the message from rank {came_from} with tag {its_tag} {what}. It waits for the next call"
         )
+    if got is not asked:
+        gpu.put_values(asked, got)
     return out

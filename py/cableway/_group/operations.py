@@ -8,7 +8,7 @@ import numpy as np
 
 from cableway._core import words
 from cableway._core.library import lib
-from cableway._group import elements
+from cableway._group import elements, gpu
 from cableway._group.elements import Elements
 from cableway.array import Array
 
@@ -39,7 +39,8 @@ def reduction_of(op: str) -> int:
 
 def shape_of(what: Any) -> tuple[int, ...]:
     """The shape of what is sent."""
-    return what.shape if isinstance(what, (Array, np.ndarray)) else np.shape(what)
+    shape = getattr(what, "shape", None)
+    return np.shape(what) if shape is None else tuple(shape)
 
 
 def check_alike(sent: Elements, got: Elements, size: int, name: str) -> None:
@@ -75,28 +76,30 @@ def run(
     reduction: int = 0,
     root: int = NO_ROOT,
 ) -> None:
-    """Calls the library."""
+    """Calls the library. What was received is where it was asked for then."""
     known = sent or got
     assert known is not None
     if root < 0:
         raise ValueError(f"root {root}: a rank is 0 or more")
     if sent is not None and got is not None and sent is not got and elements.overlap(sent, got):
         in_place = kind in (REDUCE, ALLREDUCE) and sent.address == got.address
-        sent = sent if in_place else elements.apart(sent)
+        sent = sent if in_place else gpu.apart(sent)
     from_address, from_array = _NOTHING if sent is None else (sent.address, sent.array)
     to_address, to_array = _NOTHING if got is None else (got.address, got.array)
     end.collect(
         kind, from_address, from_array, to_address, to_array, count, known.text, reduction, root
     )
+    if got is not sent:  # else a Bcast, in which root does not receive
+        gpu.finish(got)
 
 
 def reduce(end: Any, kind: int, send: Any, out: Any, op: str, root: int, receives: bool) -> Any:
     """Reduce and Allreduce."""
-    reduction, sent, got = reduction_of(op), elements.send(send), None
+    reduction, sent, got = reduction_of(op), gpu.send(send), None
     if receives:
         if out is None:
-            out = elements.like(sent, shape_of(send))
-        got = elements.receive(out)
+            out = gpu.like(sent, shape_of(send))
+        got = gpu.receive(out)
         check_alike(sent, got, sent.size, "out")
     run(end, kind, sent, got, sent.size, reduction, root)
     if kind == ALLREDUCE:
@@ -108,11 +111,11 @@ def reduce(end: Any, kind: int, send: Any, out: Any, op: str, root: int, receive
 
 def gather(end: Any, kind: int, send: Any, out: Any, root: int, receives: bool, size: int) -> Any:
     """Gather and Allgather."""
-    sent, got = elements.send(send), None
+    sent, got = gpu.send(send), None
     if receives:
         if out is None:
-            out = elements.like(sent, (size, *shape_of(send)))
-        got = elements.receive(out)
+            out = gpu.like(sent, (size, *shape_of(send)))
+        got = gpu.receive(out)
         check_alike(sent, got, sent.size * size, "out")
     run(end, kind, sent, got, sent.size, 0, root)
     return out if receives else None
@@ -121,13 +124,13 @@ def gather(end: Any, kind: int, send: Any, out: Any, root: int, receives: bool, 
 def split(end: Any, kind: int, send: Any, out: Any, op: str | None, size: int) -> Any:
     """Reduce_scatter and Alltoall: what is sent has a block for each member."""
     reduction = 0 if op is None else reduction_of(op)
-    sent = elements.send(send)
+    sent = gpu.send(send)
     count = blocks_of(sent, size, "send")
     if out is None:
         shape = shape_of(send)
         block = shape[1:] if shape and shape[0] == size else (count,)
-        out = elements.like(sent, block if reduction else shape)
-    got = elements.receive(out)
+        out = gpu.like(sent, block if reduction else shape)
+    got = gpu.receive(out)
     check_alike(sent, got, count if reduction else sent.size, "out")
     run(end, kind, sent, got, count, reduction)
     return out
@@ -135,10 +138,10 @@ def split(end: Any, kind: int, send: Any, out: Any, op: str | None, size: int) -
 
 def scatter(end: Any, send: Any, out: Any, root: int, rank: int, size: int) -> Any:
     """Scatter."""
-    got = elements.receive(out)
+    got = gpu.receive(out)
     sent = None
     if rank == root:
-        sent = elements.send(send)
+        sent = gpu.send(send)
         check_alike(sent, got, blocks_of(sent, size, "send"), "out")
     run(end, SCATTER, sent, got, got.size, 0, root)
     return out
@@ -146,6 +149,8 @@ def scatter(end: Any, send: Any, out: Any, root: int, rank: int, size: int) -> A
 
 def bcast(end: Any, data: Any, root: int, rank: int) -> Any:
     """Bcast."""
-    what = elements.send(data, "data") if rank == root else elements.receive(data, "data")
+    what = gpu.send(data, "data") if rank == root else gpu.receive(data, "data")
     run(end, BCAST, what, what, what.size, 0, root)
+    if rank != root:
+        gpu.finish(what)
     return data

@@ -34,6 +34,7 @@ COMPILED_ONLY = {
     'docs/guide/queues.md: w = cw.zeros(1_000_000, "f4", device="cuda:0")',
     'docs/guide/gpus.md: y = cw.put("y", cupy.ones(1_000_000))',
     "docs/guide/gpus.md: def norm(x):",
+    "docs/guide/groups.md: with cw.Group() as g:",
     'docs/guide/models.md: cw.put("net", torch.nn.Linear(4, 2))',
 }
 # Blocks that this test does not run, and what does.

@@ -8,67 +8,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from group_operations import everything, place
 from group_support import group, outcomes
 
 import cableway as cw
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
-# Elements of float64: in the call, in a few pieces, in many.
-COUNTS = [0, 1, 20, 21, 1000, 40_000, 200_003]
 PLACES = ["private", "array", "part", "mixed"]
-
-
-def values(rank: int, count: int, dtype: Any = "f8") -> np.ndarray[Any, Any]:
-    return (np.arange(count) % 97 * (rank + 1) + rank).astype(dtype)
-
-
-def place(data: Any, where: str, rank: int) -> Any:
-    """The same elements in memory of a kind."""
-    if where == "private" or (where == "mixed" and rank % 2):
-        return data
-    if where == "part":
-        whole = cw.empty(data.size + 7, data.dtype)
-        whole.numpy()[3 : 3 + data.size] = data.ravel()
-        return whole[3 : 3 + data.size]
-    return cw.asarray(data)
-
-
-def same(found: Any, expected: Any) -> None:
-    np.testing.assert_array_equal(np.asarray(found).ravel(), np.asarray(expected).ravel())
-
-
-def everything(g: cw.Group, _pipe: Any, where: str) -> int:
-    n, rank = g.size, g.rank
-    for count, root in itertools.product(COUNTS, {0, n - 1}):
-        all_values = [values(i, count) for i in range(n)]
-        mine = place(all_values[rank], where, rank)
-        room = place(np.full(count, -1.0), where, rank)
-        wide = place(np.full(n * count, -1.0), where, rank)
-        total = sum(all_values)
-
-        same(g.Allreduce(mine, room), total)
-        same(g.Allreduce(mine), total)
-        same(g.Allreduce(room, room, "max"), total)  # in place
-        found = g.Reduce(mine, room, "min", root)
-        same(found if rank == root else [], np.min(all_values, axis=0) if rank == root else [])
-
-        data = place(all_values[root] if rank == root else np.zeros(count), where, rank)
-        same(g.Bcast(data, root), all_values[root])
-
-        found = g.Gather(mine, wide, root)
-        same(found if rank == root else [], np.concatenate(all_values) if rank == root else [])
-        same(g.Allgather(mine, wide), np.concatenate(all_values))
-
-        blocks = [values(i, n * count).reshape(n, count) for i in range(n)]
-        mine = place(blocks[rank].ravel(), where, rank)
-        same(g.Scatter(mine if rank == root else None, room, root), blocks[root][rank])
-        same(g.Reduce_scatter(mine, room), sum(blocks)[rank])
-        same(g.Alltoall(mine, wide), [blocks[i][rank] for i in range(n)])
-        same(g.Alltoall(mine, mine), [blocks[i][rank] for i in range(n)])  # in place
-        same(mine, [blocks[i][rank] for i in range(n)])
-        g.barrier()
-    return g.completed
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -282,34 +229,12 @@ def test_each_member_makes_an_array_that_all_have() -> None:
     assert outcomes("empty", 3, shares) == [[0, 1, 2]] * 3
 
 
-class OnGpu:
-    """As an array of CuPy or PyTorch on a GPU says what it is."""
-
-    __cuda_array_interface__ = {
-        "shape": (3,), "typestr": "<f8", "data": (1 << 40, False), "version": 3,
-    }  # fmt: skip
-
-
-def test_memory_on_a_gpu_is_refused_and_never_copied() -> None:
-    with cw.Group("gpu", 1) as g:
-        for call in (
-            lambda: g.Allreduce(OnGpu()),
-            lambda: g.Allreduce(np.zeros(3), OnGpu()),
-            lambda: g.Bcast(OnGpu()),
-            lambda: g.Send(OnGpu(), 0),
-            lambda: g.Recv(OnGpu()),
-        ):
-            with pytest.raises(TypeError, match="lies on a GPU: copy it to the host"):
-                call()
-        assert g.completed == 0
-
-
 def test_what_is_sent_may_overlap_what_is_received() -> None:
     def overlaps(g: cw.Group, _pipe: Any) -> bool:
         chosen = np.random.default_rng(7)
-        for place in (np.empty, cw.empty):
+        for make in (np.empty, cw.empty):
             for _ in range(60):
-                memory = place(4000, "i8")
+                memory = make(4000, "i8")
                 memory[...] = values = np.arange(4000) * (g.rank + 1)
                 count = int(chosen.integers(1, 600)) * 2
                 send, out = (int(at) for at in chosen.integers(0, 1200, 2))

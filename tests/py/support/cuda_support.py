@@ -35,6 +35,11 @@ def real_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
+def gpus_here() -> int:
+    """One or two: so many GPUs tests may use."""
+    return min(real_gpus(), 2) if REAL else 2
+
+
 def double(folder: Path, **settings: object) -> dict[str, str]:
     """What a process needs to use the test double, whose card lies in folder."""
     folder.mkdir(mode=0o700, exist_ok=True)

@@ -33,6 +33,12 @@ def has_arrived(name: str, rank: int, number: int) -> bool:
     return bool(words.view("u4")[0] == number)
 
 
+def has_reached(name: str, rank: int, number: int) -> bool:
+    """Whether a member has come to this meeting or a later one."""
+    words = cw.get(f".group/{name}").numpy()[HEAD + rank * SLOT :][:16].view("u4")
+    return max(int(words[0]), int(words[2])) >= number
+
+
 class Member:
     """A process that runs function(*args); its answers are what it sends, then what it returned or raised."""
 

@@ -148,8 +148,11 @@ struct cwb_bridge {
     int64_t listen_since_ns, listen_looked_ns; /* while it cannot listen; 0: it does, or not yet */
     bool listen_told;                          /* and the log says why */
 
-    struct cwb_peer *peers;
+    struct cwb_peer *peers, *peers_last; /* peer_table.c: all that ever were, */
+    struct cwb_peer *peers_by_name;      /* the same, */
+    struct cwb_peer *peers_by_key;       /* and those that are known by a pinned key now */
     uint32_t peer_count;
+    uint64_t peers_read;          /* how often the file was */
     struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
     struct cwb_link *links;                  /* all that are not freed */

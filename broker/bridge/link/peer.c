@@ -1,6 +1,6 @@
 /*
- * Peers as they are now: see peer.h. Dialing those with an address, telling who waits for a link,
- * and reading the file again when it changed.
+ * Peers as they are now: see peer.h. Dialing those with an address, and telling who waits for a
+ * link.
  */
 #include "broker/bridge/link/peer.h"
 
@@ -12,22 +12,10 @@
 #include <unistd.h>
 
 #include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/peer_table.h"
 #include "broker/bridge/link/streams.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/watch.h"
-
-#define FILE_LOOK_NS  1000000000
-#define DATES_TELL_NS (24ll * 3600 * 1000000000)
-
-struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length) {
-    struct cwb_peer *peer;
-    LL_FOREACH(bridge->peers, peer) {
-        if (!peer->gone && strlen(peer->config.name) == length &&
-            memcmp(peer->config.name, name, length) == 0)
-            return peer;
-    }
-    return NULL;
-}
 
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
     return peer->link;
@@ -216,6 +204,22 @@ void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *
     }
 }
 
+void cwb_peer_cut(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why) {
+    struct cwb_link *link, *next;
+    DL_FOREACH_SAFE(bridge->links, link, next) {
+        if (link->peer == peer) {
+            cw_fail(-EREMOTEIO, "%s", why);
+            cwb_link_end(link);
+        }
+    }
+}
+
+void cwb_peer_leave(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    cwb_peer_cut(bridge, peer, "the peer was removed");
+    no_link(peer);
+    tell(peer, NULL, bridge->loop.now_ns, ALL);
+}
+
 /* ---- dialing: the resolver may block, so threads of its own ask it ---- */
 
 struct resolving {
@@ -288,165 +292,11 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer) {
         cwb_work_begin(bridge->resolver_helpers, &r->work);
 }
 
-/* ---- the file ---- */
-
-/* An address on the command line stands over the file's. */
-static int apply_options(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
-    size_t length = strlen(config->name);
-    for (uint32_t i = 0; i < bridge->options.peer_count; i++) {
-        const char *text = bridge->options.peers[i];
-        if (strncmp(text, config->name, length) == 0 && text[length] == '=')
-            return cwb_config_set(config, "address", text + length + 1, "--peer");
-    }
-    return 0;
-}
-
-static void end_links(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why) {
-    struct cwb_link *link, *next;
-    DL_FOREACH_SAFE(bridge->links, link, next) {
-        if (link->peer == peer) {
-            cw_fail(-EREMOTEIO, "%s", why);
-            cwb_link_end(link);
-        }
-    }
-}
-
-static int adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
-    struct cwb_peer *peer, *found = NULL;
-    LL_FOREACH(bridge->peers, peer) {
-        if (strcmp(peer->config.name, config->name) == 0)
-            found = peer;
-    }
-    if (!found) {
-        found = calloc(1, sizeof *found);
-        if (!found)
-            return cwb_no_memory("a peer");
-        LL_APPEND(bridge->peers, found);
-        found->number = bridge->peer_count++;
-    }
-    bool same = cwb_config_same_identity(&found->config, config);
-    struct cwb_peer_config old = found->config;
-    found->config = *config;
-    *config = old; /* freed with the list */
-    found->gone = false;
-    found->dial_after_ns = 0;
-    if (!same)
-        end_links(bridge, found, "what the peer is known by was changed");
-    return 0;
-}
-
-static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {
-    struct cwb_peer *peer;
-    uint32_t i = 0;
-    LL_FOREACH(bridge->peers, peer) {
-        if (seen[i++] || peer->gone)
-            continue;
-        peer->gone = true;
-        end_links(bridge, peer, "the peer was removed");
-        no_link(peer);
-        tell(peer, NULL, bridge->loop.now_ns, ALL);
-    }
-}
-
-static int read_file(struct cwb_bridge *bridge) {
-    struct cwb_peer_config *configs;
-    struct cwb_peer *peer;
-    uint32_t count;
-    bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    int code = cwb_peers_read(bridge->options.folder, &configs, &count);
-    for (uint32_t i = 0; code == 0 && i < count; i++)
-        code = apply_options(bridge, &configs[i]);
-    bool *seen = code ? NULL : calloc(bridge->peer_count + count + 1, sizeof *seen);
-    if (!seen) {
-        code = code ? code : cwb_no_memory("the peers");
-        cwb_configs_free(configs, count);
-        return code;
-    }
-    uint32_t at = 0;
-    LL_FOREACH(bridge->peers, peer) {
-        for (uint32_t i = 0; i < count; i++)
-            seen[at] = seen[at] || strcmp(peer->config.name, configs[i].name) == 0;
-        at++;
-    }
-    remove_missing(bridge, seen);
-    free(seen);
-    for (uint32_t i = 0; code == 0 && i < count; i++)
-        code = adopt(bridge, &configs[i]);
-    cwb_configs_free(configs, count);
-    return code;
-}
-
-int cwb_peers_init(struct cwb_bridge *bridge) {
-    int code = read_file(bridge);
-    for (uint32_t i = 0; code == 0 && i < bridge->options.peer_count; i++) {
-        const char *text = bridge->options.peers[i], *equals = strchr(text, '=');
-        if (!equals)
-            return cw_fail(-EINVAL, "--peer %.300s: it is NAME=HOST:PORT", text);
-        if (!cwb_peer_find(bridge, text, (size_t)(equals - text)))
-            cwb_log("--peer %s: the file %s/peers has no key for it, so it cannot come in nor be "
-                    "reached; `cableway peers add` says it",
-                    text, bridge->options.folder);
-    }
-    return code;
-}
-
 /* ---- time ---- */
-
-/* Before nobody lets this node in any more: at once, and then once a day. */
-static void look_at_dates(struct cwb_bridge *bridge) {
-    int64_t now_ns = bridge->loop.now_ns;
-    if (!bridge->tls || (bridge->dates_told_ns && now_ns - bridge->dates_told_ns < DATES_TELL_NS))
-        return;
-    bridge->dates_told_ns = now_ns;
-    if (cwb_tls_ends_soon(bridge->tls, (int64_t)time(NULL)))
-        cwb_log("%s; from then on it opens no connection: give the node a new certificate "
-                "(`cableway keygen`, with --sign where a CA signs), which is read at once",
-                cw_detail());
-}
-
-/* The node's key, certificate and authority: others hold from now on, for new connections. Those of
- * peers that an authority vouched for are made anew. */
-static void look_at_key(struct cwb_bridge *bridge) {
-    char print[CWB_PRINT_TEXT];
-    struct cwb_peer *peer;
-    int what = bridge->tls ? cwb_tls_renew(bridge->tls, bridge->options.folder) : 0;
-    if (what < 0)
-        cwb_log("the node's key, certificate and CA stay as they were: %s", cw_detail());
-    if (what <= 0)
-        return;
-    bridge->dates_told_ns = 0;
-    cwb_print_text(cwb_tls_print(bridge->tls), print);
-    cwb_log("loaded again:%s%s%s; the key is %s", what & CWB_NEW_KEY ? " key" : "",
-            what & CWB_NEW_CERTIFICATE ? " certificate" : "", what & CWB_NEW_CA ? " CA" : "",
-            print);
-    LL_FOREACH(bridge->peers, peer) {
-        peer->dial_after_ns = 0;
-        if ((what & CWB_NEW_CA) && peer->config.by_ca)
-            end_links(bridge, peer, "the node's CA was changed");
-    }
-}
-
-static void look_at_files(struct cwb_bridge *bridge) {
-    struct cwb_stamp stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    bridge->peers_looked_ns = bridge->loop.now_ns;
-    look_at_key(bridge);
-    look_at_dates(bridge);
-    if (cwb_stamp_same(&stamp, &bridge->peers_stamp))
-        return;
-    int code = read_file(bridge);
-    if (code == -EDQUOT) /* the next look may find memory */
-        bridge->peers_stamp = (struct cwb_stamp){.inode = 0};
-    if (code)
-        cwb_log("the peers stay as they are: %s", cw_detail());
-    else
-        cwb_log("the file of peers was read again");
-}
 
 int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
     struct cwb_peer *peer;
-    if (bridge->loop.now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
-        look_at_files(bridge);
-    int64_t due_ns = bridge->peers_looked_ns + FILE_LOOK_NS;
+    int64_t due_ns = cwb_peer_table_tick(bridge);
     LL_FOREACH(bridge->peers, peer) {
         struct cwb_waiter *waiter;
         bool late = false;

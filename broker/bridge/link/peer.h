@@ -37,6 +37,7 @@
 #include <stdint.h>
 
 #include "broker/bridge/link/link.h"
+#include "broker/bridge/memory.h"
 #include "broker/bridge/link/peer_list.h"
 #include "shm/base/atomic.h"
 #include "shm/base/error.h"
@@ -58,6 +59,7 @@ struct cwb_waiter;
 struct cwb_peer {
     struct cwb_peer_config config;
     bool gone;
+    uint64_t seen_in; /* peer_table.c: the last reading of the file that had it */
     /* peer.c: how it is reached now */
     struct cwb_link *link;    /* the open one; NULL: none */
     bool resolving;           /* its address is being looked up; then */
@@ -101,7 +103,9 @@ struct cwb_peer {
     struct cwb_served *waits, *wait_at; /* all; the next to be looked at, NULL: the first */
     uint64_t looking_news, looked_news; /* for which news they are, and were, looked at */
     cw_a64 unread_bytes;                /* send.c: of answers, over all connections */
-    struct cwb_peer *next;
+    struct cwb_peer *next;              /* of the bridge: all that ever were; */
+    UT_hash_handle hh;                  /* the same by name (peer_table.c), */
+    UT_hash_handle hh_key; /* and by pinned key, those that are in the file; tbl NULL: not */
 };
 
 struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
@@ -111,8 +115,6 @@ struct cwb_waiter { /* waits for a link to a peer; embedded, the caller's */
     bool once; /* or until the next try has failed */
     struct cwb_waiter *next;
 };
-int cwb_peers_init(struct cwb_bridge *bridge);
-struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length);
 /* The open link; NULL: none. */
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer);
 /* Calls back when there is one, perhaps at once. wait_ns: how long after the peer was last
@@ -129,6 +131,10 @@ int cwb_peer_may_open(const struct cwb_link *link);
 void cwb_peer_replace(struct cwb_link *link);
 void cwb_peer_opened(struct cwb_link *link);
 void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *reason);
+/* All its connections end. */
+void cwb_peer_cut(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why);
+/* It is gone: its connections end, and who waits for one is told. */
+void cwb_peer_leave(struct cwb_bridge *bridge, struct cwb_peer *peer);
 /* Dials, reads the file again, lets waiters go. Returns when it wants to be called again. */
 int64_t cwb_peers_tick(struct cwb_bridge *bridge);
 

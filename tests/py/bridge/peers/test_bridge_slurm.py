@@ -106,7 +106,7 @@ def test_what_is_no_job_is_said_so(tmp_path: Path) -> None:
         ({"SLURM_JOB_ID": "../x"}, [], "not set: this is for a job"),
         ({"SLURM_JOB_NODELIST": ""}, [], "not set: this is for a job"),
         ({"SLURM_JOB_NODELIST": "n[1-"}, [], "a bracket does not end"),
-        ({"SLURM_JOB_NODELIST": "n[1-2000]"}, [], "more than 1024"),
+        ({"SLURM_JOB_NODELIST": "n[1-5000]"}, [], "more than 4096"),
         ({"SLURMD_NODENAME": "login"}, [], "is not one of the job's"),
         ({}, ["--port", "0"], "takes --port (1 to 65535)"),
         ({}, ["--read", ""], "read is empty"),

@@ -208,12 +208,26 @@ static int check_keys(const struct cwb_peer_config *configs, uint32_t count, con
     return code;
 }
 
+/* In what all nodes have in common stands this one, too: it is not its own peer. */
+static void drop_own(struct reading *reading, const char *node) {
+    for (uint32_t i = 0; i < reading->count; i++) {
+        if (strcmp(reading->configs[i].name, node) != 0)
+            continue;
+        config_deinit(&reading->configs[i]);
+        reading->count--;
+        memmove(&reading->configs[i], &reading->configs[i + 1],
+                (reading->count - i) * sizeof *reading->configs);
+        return;
+    }
+}
+
 int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *count) {
     char path[PATH_MAX];
     struct stat status;
     *out = NULL;
     *count = 0;
-    int code = cwb_folder_path(folder, "peers", path);
+    bool common;
+    int code = cwb_folder_find(folder, "peers", path, &common);
     if (code)
         return code;
     FILE *file = fopen(path, "re");
@@ -247,6 +261,8 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
         cwb_configs_free(reading.configs, reading.count);
         return reading.code;
     }
+    if (common)
+        drop_own(&reading, cwb_folder_job_node(folder));
     *out = reading.configs;
     *count = reading.count;
     return 0;

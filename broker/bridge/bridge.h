@@ -63,6 +63,13 @@
 #define CWB_STALL_S                                                                                \
     60u /* --stall: how long nothing may come of what a peer that is                               \
            heard was asked for */
+/* Lists under way, and those that were not read, of all peers: beyond, a peer may have its OWN. */
+#define CWB_LISTS_ALL_MAX (256u << 20)
+#define CWB_LISTS_OWN     (128u << 10)
+/* Outcomes of puts that are kept, of one peer, and of all: beyond, a peer may have its OWN. */
+#define CWB_PUTS_KEPT_MAX     8192u
+#define CWB_PUTS_KEPT_ALL_MAX 65536u
+#define CWB_PUTS_KEPT_OWN     64u
 /* Memory of arrays that a peer puts and that are not all here yet; and of all peers. What is SMALL
  * waits for no larger one, and of such ones each peer has its OWN. */
 #define CWB_INCOMING_PUTS_MAX     (1ull << 30)
@@ -180,6 +187,8 @@ struct cwb_bridge {
     struct cwb_list *lists; /* name_lists.c: of names, that peers ask for */
     struct cwb_served *deferred; /* deferred.c: what waits for the broker, the oldest first */
     int64_t probed_ns;           /* since when the broker is asked whether it lives; 0: it is not */
+    uint32_t puts_kept;     /* incoming_put.c: of all peers, that are kept */
+    uint64_t lists_bytes;   /* name_lists.c, upload.c: of lists, made or being made, of all peers */
     bool changes_mapping;        /* serve.c: a helper maps what is needed to look at changes; */
     int64_t changes_after_ns;    /* or that failed: not before */
     bool mapping; /* arrays.c: a helper maps the directory for nobody in particular */

@@ -111,6 +111,7 @@ struct cwb_options {
     uint32_t peer_count;
     bool use_epoll;
     int64_t stall_ns; /* --stall; 0: for ever */
+    int64_t idle_ns;  /* --link-idle; 0: links are dialed at the start, and kept */
     uint32_t streams; /* --streams: connections to one peer over which large arrays are read: 1, its
                          link; else so many streams, and the link is none of them; 0: as cores */
 };
@@ -130,7 +131,8 @@ struct cwb_listener {
 struct cwb_bridge {
     struct cwb_options options;
     char node[CW_NODE_MAX + 1];
-    uint64_t run; /* random, never 0 */
+    uint64_t run;          /* random, never 0 */
+    uint64_t jitter_state; /* peer.c */
     struct cwb_loop loop;
     bool stopping;
     bool tick_now; /* something changed that time decides about: look at it now */
@@ -156,6 +158,7 @@ struct cwb_bridge {
     bool listen_told;                          /* and the log says why */
 
     struct cwb_peer *peers, *peers_last; /* peer_table.c: all that ever were, */
+    struct cwb_peer *met;                /* peer.c: those that ever had a link to this process; */
     struct cwb_peer *peers_by_name;      /* the same, */
     struct cwb_peer *peers_by_key;       /* and those that are known by a pinned key now */
     uint32_t peer_count;
@@ -184,11 +187,11 @@ struct cwb_bridge {
     uint64_t news;                        /* how often there were new names, */
     bool waits_due;                       /* for which not all were looked at */
     uint64_t put_bytes;     /* incoming_put.c: of large ones that have their turn, of all peers */
+    uint32_t puts_kept;     /* incoming_put.c: of all peers, that are kept */
+    uint64_t lists_bytes;   /* name_lists.c, upload.c: of lists, made or being made, of all peers */
     struct cwb_list *lists; /* name_lists.c: of names, that peers ask for */
     struct cwb_served *deferred; /* deferred.c: what waits for the broker, the oldest first */
     int64_t probed_ns;           /* since when the broker is asked whether it lives; 0: it is not */
-    uint32_t puts_kept;     /* incoming_put.c: of all peers, that are kept */
-    uint64_t lists_bytes;   /* name_lists.c, upload.c: of lists, made or being made, of all peers */
     bool changes_mapping;        /* serve.c: a helper maps what is needed to look at changes; */
     int64_t changes_after_ns;    /* or that failed: not before */
     bool mapping; /* arrays.c: a helper maps the directory for nobody in particular */

@@ -82,7 +82,8 @@ static int note_key(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     return peer->hh_key.tbl ? 0 : cwb_no_memory("a peer");
 }
 
-static int adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
+/* spread_ns: where all are dialed at once, so long that takes. */
+static int adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config, int64_t spread_ns) {
     struct cwb_peer *peer = find_ever(bridge, config->name, strlen(config->name));
     if (!peer)
         peer = peer_new(bridge, config->name);
@@ -94,7 +95,7 @@ static int adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
     peer->config = *config;
     *config = old; /* freed with the list */
     peer->gone = false;
-    peer->dial_after_ns = 0;
+    peer->dial_after_ns = bridge->loop.now_ns + cwb_jitter(bridge, spread_ns);
     if (!same)
         cwb_peer_cut(bridge, peer, "what the peer is known by was changed");
     return note_key(bridge, peer);
@@ -125,10 +126,12 @@ static int read_file(struct cwb_bridge *bridge) {
     int code = cwb_peers_read(bridge->options.folder, &configs, &count);
     for (uint32_t i = 0; code == 0 && i < count; i++)
         code = apply_options(bridge, &configs[i]);
+    int64_t spread_ns = (count - (count > 0)) * (int64_t)CWB_DIAL_SPREAD_NS;
     if (code == 0)
         remove_missing(bridge, configs, count);
     for (uint32_t i = 0; code == 0 && i < count; i++)
-        code = adopt(bridge, &configs[i]);
+        code = adopt(bridge, &configs[i],
+                     spread_ns < CWB_DIAL_SPREAD_MOST_NS ? spread_ns : CWB_DIAL_SPREAD_MOST_NS);
     cwb_configs_free(configs, count);
     return code;
 }

@@ -139,7 +139,7 @@ static void give_turn(struct cwb_incoming_put *incoming) {
 /* The next one whose turn it is; NULL: none has room. */
 static struct cwb_incoming_put *next_of(const struct cwb_bridge *bridge, unsigned kind) {
     struct cwb_incoming_put *best = NULL;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         struct cwb_incoming_put *first = peer->puts_waiting[kind];
         if (first && has_room(first) && (!best || peer->put_ns[kind] < best->peer->put_ns[kind]))
             best = first;
@@ -478,7 +478,7 @@ static bool is_outdated(const struct cwb_incoming_put *incoming) {
 
 void cwb_incoming_puts_tick(struct cwb_bridge *bridge) {
     const int64_t now_ns = bridge->loop.now_ns;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         while (peer->puts_done && now_ns - peer->puts_done->done_ns >= KEEP_NS)
             forget(peer->puts_done);
         bool away = !peer->link && now_ns - peer->unlinked_ns >= CWB_RESUME_NS;

@@ -598,7 +598,7 @@ void cwb_uploads_tick(struct cwb_bridge *bridge) {
     bool look = bridge->loop.now_ns - bridge->uploads_looked_ns >= LOOK_NS;
     if (look)
         bridge->uploads_looked_ns = bridge->loop.now_ns;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         struct cwb_upload *upload, *next;
         bool away = !peer->link && bridge->loop.now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
         if (!away && !look)

@@ -70,6 +70,8 @@ int cwb_folder_make(const char *folder) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s", folder) >= PATH_MAX)
         return path_too_long(folder);
+    if (mkdir(path, 0700) == 0 || errno == EEXIST) /* those above it are there, most often */
+        return 0;
     for (char *at = path + 1; *at; at++) {
         if (*at != '/')
             continue;

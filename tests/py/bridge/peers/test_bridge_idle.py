@@ -17,6 +17,7 @@ from pathlib import Path
 import bridge_support
 import numpy as np
 import pytest
+from bridge_proxy import Proxy
 from bridge_support import Node
 from conftest import eventually
 
@@ -85,6 +86,33 @@ def test_both_sides_may_begin(two: tuple[Node, Node]) -> None:
                 cw.put(f"//{other.name}/x", [number], replace=True)
             assert eventually(lambda n=one: n.said().count("it was idle") == linked(n)), one.said()
     assert linked(a) == linked(b) == 6
+
+
+def test_two_that_dial_each_other_at_once_have_one_link() -> None:
+    """The way there takes so long that each has dialed before it hears of the other."""
+    with bridge_support.net("a", "b") as made:
+        a, b = made.nodes.values()
+        with Proxy(a.port) as to_a, Proxy(b.port) as to_b:
+            to_a.pause = to_b.pause = 0.1  # s, each way
+            a.knows(b, "--read", "*", address=f"127.0.0.1:{to_b.port}")
+            b.knows(a, "--read", "*", address=f"127.0.0.1:{to_a.port}")
+            a.link_idle = b.link_idle = "1"
+            made.start()
+            for count in range(1, 4):
+                calls = [
+                    subprocess.Popen(
+                        [bridge_support.program("cableway"), "ls", f"//{other.name}/"],
+                        env=one.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    )
+                    for one, other in ((a, b), (b, a))
+                ]  # fmt: skip
+                said = [call.communicate(timeout=60)[0] for call in calls]
+                assert [call.returncode for call in calls] == [0, 0], said
+                for node in (a, b):
+                    assert eventually(lambda n=node, c=count: n.said().count("it was idle") == c), (
+                        node.said()
+                    )
+            assert linked(a) == linked(b) == 3, a.said() + b.said()
 
 
 def test_an_array_that_was_fetched_keeps_its_link_and_is_told_of(two: tuple[Node, Node]) -> None:

@@ -183,28 +183,32 @@ bool cwb_config_same_identity(const struct cwb_peer_config *a, const struct cwb_
            (!a->pinned || memcmp(a->print, b->print, CWB_PRINT_BYTES) == 0);
 }
 
+struct pin {
+    const struct cwb_peer_config *config;
+};
+
 static int compare_keys(const void *one, const void *other) {
-    const struct cwb_peer_config *const *a = one, *const *b = other;
-    return memcmp((*a)->print, (*b)->print, CWB_PRINT_BYTES);
+    const struct pin *a = one, *b = other;
+    return memcmp(a->config->print, b->config->print, CWB_PRINT_BYTES);
 }
 
 /* A key is one peer's: else nobody could say who has come. */
 static int check_keys(const struct cwb_peer_config *configs, uint32_t count, const char *path) {
-    const struct cwb_peer_config **pinned = malloc((count + 1) * sizeof *pinned);
+    struct pin *pinned = malloc((count + 1) * sizeof *pinned);
     uint32_t pins = 0;
     int code = pinned ? 0 : cw_fail(-EDQUOT, "%.300s: there is no memory left for its peers", path);
     for (uint32_t i = 0; code == 0 && i < count; i++)
         if (configs[i].pinned)
-            pinned[pins++] = &configs[i];
+            pinned[pins++].config = &configs[i];
     if (code == 0)
-        qsort(pinned, pins, sizeof(void *), compare_keys);
+        qsort(pinned, pins, sizeof *pinned, compare_keys);
     for (uint32_t i = 1; code == 0 && i < pins; i++)
         if (compare_keys(&pinned[i - 1], &pinned[i]) == 0) {
-            bool in_order = pinned[i - 1] < pinned[i];
+            bool in_order = pinned[i - 1].config < pinned[i].config;
             code = cw_fail(-EINVAL, "%.300s: the peers %s and %s have the same key", path,
-                           pinned[i - in_order]->name, pinned[i - !in_order]->name);
+                           pinned[i - in_order].config->name, pinned[i - !in_order].config->name);
         }
-    free((void *)pinned);
+    free(pinned);
     return code;
 }
 

@@ -334,8 +334,9 @@ static int make_room(const struct cwb_bridge *bridge, struct cwb_peer *peer) {
         return cw_fail(-EDQUOT,
                        "%u puts of this peer are under way; one more may come when one is done",
                        peer->puts_pending);
-    const bool room = bridge->puts_kept < CWB_PUTS_KEPT_ALL_MAX;
-    while (peer->puts_kept >= (room ? CWB_PUTS_KEPT_MAX : CWB_PUTS_KEPT_OWN))
+    if (bridge->puts_kept >= CWB_PUTS_KEPT_ALL_MAX && peer->puts_kept >= CWB_PUTS_KEPT_OWN)
+        forget(peer->puts_done); /* one for the one that comes: all have no more then */
+    while (peer->puts_kept >= CWB_PUTS_KEPT_MAX)
         forget(peer->puts_done);
     return 0;
 }
@@ -435,8 +436,7 @@ int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame)
         cwb_served_reply(served, -EDQUOT, NULL, 0);
         return 0;
     }
-    /* Another bridge of theirs: an index may be inside, and parts are sources of the earlier one.
-     */
+    /* Another bridge of theirs: an index may be inside, parts are sources of the earlier one. */
     incoming->renewed |= incoming->offer.source != frame->offer.source ||
                          (is_tree(incoming) && incoming->run != link->peer->run);
     incoming->offer.source = frame->offer.source;

@@ -110,6 +110,11 @@ def put(connection: Raw, numbers: range, name: bytes, flags: int) -> list[int]:
     return [told[number] for number in numbers]
 
 
+def one_by_one(connection: Raw, numbers: range) -> list[int]:
+    """The same, each under its own name when the one before has ended: then they end in this order."""
+    return [put(connection, range(n, n + 1), b"own/%d", 0)[0] for n in numbers]
+
+
 @pytest.mark.timeout(600)
 def test_what_became_of_puts_is_kept_for_all_peers_within_a_bound(
     crowd: tuple[Node, list[Node]],
@@ -119,15 +124,16 @@ def test_what_became_of_puts_is_kept_for_all_peers_within_a_bound(
     with contextlib.ExitStack() as stack:
         *many, last = [stack.enter_context(Raw(other.keys, b.port)) for other in others]
         count = 100
-        assert put(last, range(1, count + 1), b"own/%d", 0) == [0] * count
-        assert put(last, range(1, 2), b"own/%d", 0) == [0]  # kept: done once
+        assert one_by_one(last, range(1, count + 1)) == [0] * count
+        assert one_by_one(last, range(1, 2)) == [0]  # kept: done once
         for connection in many[: KEPT_ALL // KEPT]:
             assert set(put(connection, range(1, KEPT + 1), b"same", REPLACE)) == {0}
-        assert put(last, range(count + 1, count + 2), b"own/%d", 0) == [0]
-        kept = range(
-            count + 2 - KEPT_OWN // 2, count + 2
-        )  # they end in about the order in which they came
-        assert put(last, kept, b"own/%d", 0) == [0] * len(kept)
-        assert put(last, range(1, 2), b"own/%d", 0) != [0]  # forgotten
+        # Now there is no more room: for each that comes one of its oldest goes.
+        more = 60
+        assert one_by_one(last, range(count + 1, count + more + 1)) == [0] * more
+        kept = range(count + more + 1 - KEPT_OWN // 2, count + more + 1)
+        assert one_by_one(last, kept) == [0] * len(kept)
+        forgotten = one_by_one(last, range(1, more // 3 + 1))
+        assert all(status < 0 for status in forgotten), forgotten
     with b.here():
         assert cw.get("same").nbytes == cw.get("own/1").nbytes == 0

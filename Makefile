@@ -261,6 +261,9 @@ faults: $(PACKAGE) $(VENV)/deps-test.stamp faults-programs
 	@$(RUN) --timeout 36000 "faults:tests/faults/faults.py $(FAULTS)"
 soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
 	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" $(if $(filter %/fuzz_link,$(FUZZERS)),"fuzz:tests/fuzz.sh 3600 fuzz_bridge fuzz_link") "py:pytest tests/py"
+# Many real nodes on 127.0.0.0/8: memory, CPU, links (tools/bench/studies/bench_nodes.py). NODES='--nodes 100' for fewer.
+nodes1000: $(PACKAGE)
+	@$(VPY) tools/bench/studies/bench_nodes.py $(NODES)
 
 # gcc guesses at lengths and paths wrongly once sanitizers have rewritten the code.
 QUIET := -Wno-format-truncation -Wno-maybe-uninitialized
@@ -367,6 +370,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,* */* */*/* */*/*/*,$(BUILD)/$(d).d))
-.PHONY: all help always faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always nodes1000 faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         docs lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -48,6 +48,8 @@ static void print_help(void) {
         "                       (default: as there are cores, at most 4)\n"
         "  --stall SECONDS      how long nothing may come of what another node that is heard was\n"
         "                       asked for (default: 60; 0: for ever)\n"
+        "  --link-idle SECONDS  close a connection to another node that nobody used for so long\n"
+        "                       (default: 60; 0: never, and all are made at the start)\n"
         "  --config FILE        configuration (default: $CABLEWAY_CONFIG, else\n"
         "                       ~/.config/cableway/cableway.conf; /etc/cableway.conf is read\n"
         "                       before it)\n"
@@ -76,12 +78,19 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
 }
 
 static const struct option names[] = {
-    {"foreground", no_argument, NULL, 'f'},   {"idle-exit", required_argument, NULL, 'i'},
-    {"dir", required_argument, NULL, 'd'},    {"config", required_argument, NULL, 'c'},
-    {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
-    {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
-    {"stall", required_argument, NULL, 'T'},  {"version", no_argument, NULL, 'V'},
-    {"help", no_argument, NULL, 'h'},         {NULL, 0, NULL, 0},
+    {"foreground", no_argument, NULL, 'f'},
+    {"idle-exit", required_argument, NULL, 'i'},
+    {"dir", required_argument, NULL, 'd'},
+    {"config", required_argument, NULL, 'c'},
+    {"listen", required_argument, NULL, 'l'},
+    {"peer", required_argument, NULL, 'p'},
+    {"node", required_argument, NULL, 'n'},
+    {"streams", required_argument, NULL, 'S'},
+    {"stall", required_argument, NULL, 'T'},
+    {"link-idle", required_argument, NULL, 'I'},
+    {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
 };
 
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
@@ -116,12 +125,14 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         case 'n':
         case 'S':
         case 'T':
+        case 'I':
             options->bridge = true;
             if (cwd_remote_option(&options->remote,
                                   found == 'l'   ? "--listen"
                                   : found == 'p' ? "--peer"
                                   : found == 'n' ? "--node"
                                   : found == 'T' ? "--stall"
+                                  : found == 'I' ? "--link-idle"
                                                  : "--streams",
                                   optarg, "the command line") != 0) {
                 fprintf(stderr, "cablewayd: %s\n", cw_detail());

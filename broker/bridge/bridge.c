@@ -29,6 +29,7 @@
 #include "broker/bridge/link/link.h"
 #include "broker/bridge/link/listen.h"
 #include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/peer_table.h"
 #include "broker/bridge/link/streams.h"
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/broker_channel.h"
@@ -168,7 +169,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     if (code == 0)
         code = load_key(bridge);
     if (code == 0)
-        code = cwb_peers_init(bridge);
+        code = cwb_peer_table_init(bridge);
     if (code == 0)
         code = cwb_broker_channel_new(bridge, &bridge->broker_channel);
     if (code == 0)

@@ -63,6 +63,13 @@
 #define CWB_STALL_S                                                                                \
     60u /* --stall: how long nothing may come of what a peer that is                               \
            heard was asked for */
+/* Lists under way, and those that were not read, of all peers: beyond, a peer may have its OWN. */
+#define CWB_LISTS_ALL_MAX (256u << 20)
+#define CWB_LISTS_OWN     (128u << 10)
+/* Outcomes of puts that are kept, of one peer, and of all: beyond, a peer may have its OWN. */
+#define CWB_PUTS_KEPT_MAX     8192u
+#define CWB_PUTS_KEPT_ALL_MAX 65536u
+#define CWB_PUTS_KEPT_OWN     64u
 /* Memory of arrays that a peer puts and that are not all here yet; and of all peers. What is SMALL
  * waits for no larger one, and of such ones each peer has its OWN. */
 #define CWB_INCOMING_PUTS_MAX     (1ull << 30)
@@ -104,6 +111,7 @@ struct cwb_options {
     uint32_t peer_count;
     bool use_epoll;
     int64_t stall_ns; /* --stall; 0: for ever */
+    int64_t idle_ns;  /* --link-idle; 0: links are dialed at the start, and kept */
     uint32_t streams; /* --streams: connections to one peer over which large arrays are read: 1, its
                          link; else so many streams, and the link is none of them; 0: as cores */
 };
@@ -123,7 +131,8 @@ struct cwb_listener {
 struct cwb_bridge {
     struct cwb_options options;
     char node[CW_NODE_MAX + 1];
-    uint64_t run; /* random, never 0 */
+    uint64_t run;          /* random, never 0 */
+    uint64_t jitter_state; /* peer.c */
     struct cwb_loop loop;
     bool stopping;
     bool tick_now; /* something changed that time decides about: look at it now */
@@ -148,8 +157,12 @@ struct cwb_bridge {
     int64_t listen_since_ns, listen_looked_ns; /* while it cannot listen; 0: it does, or not yet */
     bool listen_told;                          /* and the log says why */
 
-    struct cwb_peer *peers;
+    struct cwb_peer *peers, *peers_last; /* peer_table.c: all that ever were, */
+    struct cwb_peer *met;                /* peer.c: those that ever had a link to this process; */
+    struct cwb_peer *peers_by_name;      /* the same, */
+    struct cwb_peer *peers_by_key;       /* and those that are known by a pinned key now */
     uint32_t peer_count;
+    uint64_t peers_read;          /* how often the file was */
     struct cwb_stamp peers_stamp; /* the file, as it was last read */
     int64_t peers_looked_ns;
     struct cwb_link *links;                  /* all that are not freed */
@@ -174,6 +187,8 @@ struct cwb_bridge {
     uint64_t news;                        /* how often there were new names, */
     bool waits_due;                       /* for which not all were looked at */
     uint64_t put_bytes;     /* incoming_put.c: of large ones that have their turn, of all peers */
+    uint32_t puts_kept;     /* incoming_put.c: of all peers, that are kept */
+    uint64_t lists_bytes;   /* name_lists.c, upload.c: of lists, made or being made, of all peers */
     struct cwb_list *lists; /* name_lists.c: of names, that peers ask for */
     struct cwb_served *deferred; /* deferred.c: what waits for the broker, the oldest first */
     int64_t probed_ns;           /* since when the broker is asked whether it lives; 0: it is not */

@@ -17,6 +17,7 @@
 #include "broker/bridge/cli/doctor.h"
 #include "broker/bridge/cli/keygen.h"
 #include "broker/bridge/cli/peers.h"
+#include "broker/bridge/link/idle.h"
 #include "broker/bridge/tls/folder.h"
 #include "broker/roles/verdict.h"
 
@@ -45,6 +46,15 @@ static int parse_stall(const char *text, int64_t *out_ns) {
     return 0;
 }
 
+static int parse_idle(const char *text, int64_t *out_ns) {
+    char *end;
+    double seconds = strtod(text, &end);
+    if (*end || end == text || !(seconds >= 0 && seconds <= CW_IDLE_MAX_S))
+        return cw_fail(-EINVAL, "--link-idle %.32s: it is 0 to %u", text, CW_IDLE_MAX_S);
+    *out_ns = (int64_t)(seconds * 1e9);
+    return 0;
+}
+
 /* The broker waits for how our start went (broker/roles/verdict.h); one write, with its end. */
 static void say(bool tell, const char *kind, const char *text) {
     char line[CW_DETAIL_MAX + 8];
@@ -58,11 +68,17 @@ static void say(bool tell, const char *kind, const char *text) {
 
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent, bool *tell) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'}, {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'}, {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},   {"streams", required_argument, NULL, 'S'},
-        {"stall", required_argument, NULL, 'T'},  {"epoll", no_argument, NULL, 'e'},
-        {"tell", no_argument, NULL, 't'},         {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'},
+        {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'},
+        {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},
+        {"streams", required_argument, NULL, 'S'},
+        {"stall", required_argument, NULL, 'T'},
+        {"link-idle", required_argument, NULL, 'i'},
+        {"epoll", no_argument, NULL, 'e'},
+        {"tell", no_argument, NULL, 't'},
+        {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -98,6 +114,12 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
                 return 2;
             }
             break;
+        case 'i':
+            if (parse_idle(optarg, &options->idle_ns) != 0) {
+                cwb_log("cannot run: %s", cw_detail());
+                return 2;
+            }
+            break;
         case 'e':
             options->use_epoll = true;
             break;
@@ -113,7 +135,8 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
 
 static int run(int argc, char **argv) {
     struct cwb_bridge bridge;
-    struct cwb_options options = {.stall_ns = CWB_STALL_S * 1000000000LL};
+    struct cwb_options options = {.stall_ns = CWB_STALL_S * 1000000000LL,
+                                  .idle_ns = CWB_IDLE_S * 1000000000LL};
     char folder[PATH_MAX];
     long parent = 0;
     bool tell = false;

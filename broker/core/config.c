@@ -21,7 +21,7 @@ struct reading {
 };
 
 static int bridge_value(struct reading *reading, const char *name, const char *value) {
-    static const char *const known[] = {"listen", "peer", "node", "streams", "stall"};
+    static const char *const known[] = {"listen", "peer", "node", "streams", "stall", "link-idle"};
     char option[16];
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(name, known[i]) != 0)
@@ -30,8 +30,8 @@ static int bridge_value(struct reading *reading, const char *name, const char *v
         return cwd_remote_option(reading->remote, option, value, reading->path);
     }
     return cw_fail(-EINVAL,
-                   "%.300s: [bridge] has no \"%.64s\"; listen, peer, node, streams and stall "
-                   "are what it has",
+                   "%.300s: [bridge] has no \"%.64s\"; listen, peer, node, streams, stall "
+                   "and link-idle are what it has",
                    reading->path, name);
 }
 

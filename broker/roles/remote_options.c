@@ -17,6 +17,12 @@ static bool number_valid(const char *text, unsigned long least, unsigned long mo
     return *text >= '0' && *text <= '9' && !*end && number >= least && number <= most;
 }
 
+static bool seconds_valid(const char *text, unsigned most) {
+    char *end;
+    double seconds = strtod(text, &end);
+    return *text >= '0' && *text <= '9' && !*end && seconds >= 0 && seconds <= most;
+}
+
 /* NAME=HOST:PORT? */
 static bool peer_valid(const char *value) {
     char name[CW_NODE_MAX + 1], host[CW_ADDRESS_MAX + 1], port[8];
@@ -53,6 +59,12 @@ int cwd_remote_option(struct cwd_remote_options *options, const char *option, co
                        "%.300s: stall = %.32s: it is for how many seconds nothing may come of what "
                        "another node was asked for, 0 (for ever) to %u",
                        where, value, CW_STALL_MAX_S);
+    if (strcmp(option, "--link-idle") == 0 && !seconds_valid(value, CW_IDLE_MAX_S))
+        return cw_fail(
+            -EINVAL,
+            "%.300s: link-idle = %.32s: it is for how many seconds a connection to another "
+            "node is kept that nobody uses, 0 (for ever) to %u",
+            where, value, CW_IDLE_MAX_S);
     char host[CW_ADDRESS_MAX + 1], port[8];
     bool listens = strcmp(option, "--listen") == 0, bare = listens && is_port(value);
     if (listens && !bare && port_valid(value) && !cw_address_split(value, host, port))

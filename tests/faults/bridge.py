@@ -64,6 +64,7 @@ class Node:
         words = [
             str(self.run.role.build / "cablewayd"),
             *("--foreground", "--node", self.name, "--listen", f"127.0.0.1:{self.port}"),
+            *("--link-idle", "0"),  # they meet at the start
             *("--streams", "2"),
         ]
         before = len(self.said())

@@ -71,8 +71,8 @@ static json_t *links_json(const char *text) {
 }
 
 static json_t *peer_json(const char *text) {
-    static const char *const numbers[] = {"version",   "rtt_us",  "bytes_in",
-                                          "bytes_out", "streams", "key_updates"};
+    static const char *const numbers[] = {"version", "rtt_us",      "bytes_in",   "bytes_out",
+                                          "streams", "key_updates", "idle_closes"};
     static const char *const strings[] = {"state",  "address", "known_by",
                                           "engine", "error",   "warning"};
     json_t *peer = json_object();

@@ -93,7 +93,10 @@ static int change_locked(const char *folder, const char *name,
         fprintf(stderr, "cableway: there is no peer \"%s\"\n", name);
         exit_code = EXIT_NO_PEER;
     } else if (kept == CWB_PEERS_MAX && config) {
-        fprintf(stderr, "cableway: there are %u peers, and can be no more\n", kept);
+        fprintf(stderr,
+                "cableway: there are %u peers, and can be no more (CWB_PEERS_MAX): "
+                "`cableway peers remove` those that are not needed\n",
+                kept);
         exit_code = EXIT_FAILED;
     } else {
         if (config)

@@ -3,9 +3,11 @@
  *
  * SLURM says which nodes (SLURM_JOB_NODELIST), which job (SLURM_JOB_ID) and, on each node, which
  * one it is (SLURMD_NODENAME). The user's folder lies in a home that the nodes share; there a
- * folder job-ID is made with one folder for each node: its key, its certificate, the job's
- * authority, and all other nodes as peers that are known by that authority. A bridge that finds
- * these variables and that folder uses it (folder.c), so that nothing else is to be set.
+ * folder job-ID is made. All nodes have in it, once, the job's authority (ca.crt) and all nodes as
+ * peers that are known by that authority (peers); each node has a folder of its own with its key
+ * and its certificate. A bridge that finds these variables and that folder uses it (folder.c), so
+ * that nothing else is to be set. A node whose peers are changed by hand has a file of its own from
+ * then on.
  *
  * The authority's key is never written: it signs for all nodes here and is forgotten, so no other
  * certificate of this job can ever be made. Who can read the user's home can be any of these nodes,
@@ -117,28 +119,17 @@ static int describe(struct job *job, const struct cwb_peer_config *rights, const
     return code;
 }
 
-/* One node's folder: all others are its peers. */
+/* One node's folder. */
 static int make_node(const struct job *job, uint32_t which, X509 *ca, EVP_PKEY *ca_key) {
     char folder[PATH_MAX];
     int code = cwb_folder_path(job->fresh, job->nodes[which], folder);
     EVP_PKEY *key = cwb_certificate_key();
     X509 *certificate =
         key ? cwb_certificate_new(key, job->nodes[which], ca, ca_key, CWB_SIGN_DAYS) : NULL;
-    struct cwb_peer_config *others = calloc(job->count, sizeof *others);
-    uint32_t kept = 0;
-    CW_ASSERT(others);
-    for (uint32_t i = 0; i < job->count; i++)
-        if (i != which && strcmp(job->nodes[i], job->nodes[which]) != 0)
-            others[kept++] = job->peers[i];
     if (!certificate)
         code = cw_fail(-EIO, "OpenSSL could not make a key and certificate");
     if (code == 0)
         code = cwb_keygen_write(folder, "node", key, certificate);
-    if (code == 0)
-        code = cwb_keygen_write(folder, "ca", NULL, ca);
-    if (code == 0)
-        code = cwb_peers_write(folder, others, kept);
-    free(others);
     X509_free(certificate);
     EVP_PKEY_free(key);
     return code;
@@ -149,6 +140,10 @@ static int make_all(const struct job *job) {
     X509 *ca = key ? cwb_certificate_new(key, NULL, NULL, NULL, CWB_SIGN_DAYS) : NULL;
     int code = ca ? cwb_folder_make(job->fresh)
                   : cw_fail(-EIO, "OpenSSL could not make a key and certificate");
+    if (code == 0)
+        code = cwb_keygen_write(job->fresh, "ca", NULL, ca);
+    if (code == 0)
+        code = cwb_peers_write(job->fresh, job->peers, job->count);
     for (uint32_t i = 0; i < job->count && code == 0; i++)
         code = make_node(job, i, ca, key);
     X509_free(ca);

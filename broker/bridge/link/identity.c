@@ -8,16 +8,7 @@
 
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/link/peer.h"
-
-static struct cwb_peer *by_print(struct cwb_bridge *bridge, const uint8_t *print) {
-    struct cwb_peer *peer;
-    LL_FOREACH(bridge->peers, peer) {
-        if (!peer->gone && peer->config.pinned &&
-            memcmp(peer->config.print, print, CWB_PRINT_BYTES) == 0)
-            return peer;
-    }
-    return NULL;
-}
+#include "broker/bridge/link/peer_table.h"
 
 /* Nobody, or another than who was dialed: why? */
 static enum cwb_known stranger(struct cwb_bridge *bridge, const struct cwb_peer *dialed,
@@ -46,7 +37,7 @@ static enum cwb_known stranger(struct cwb_bridge *bridge, const struct cwb_peer 
 
 enum cwb_known cwb_peer_known(struct cwb_bridge *bridge, struct cwb_peer **peer,
                               const uint8_t print[CWB_PRINT_BYTES], const char *node) {
-    struct cwb_peer *found = by_print(bridge, print);
+    struct cwb_peer *found = cwb_peer_find_key(bridge, print);
     enum cwb_known known = CWB_BY_KEY;
     if (!found && *node) {
         found = cwb_peer_find(bridge, node, strlen(node));

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "broker/bridge/link/identity.h"
+#include "broker/bridge/link/idle.h"
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/link/receive.h"
 #include "broker/bridge/link/stall.h"
@@ -23,8 +24,6 @@
 #include "broker/bridge/wire/send.h"
 #include "shm/base/wait.h"
 
-#define LINES_MOST  256u /* of the log at once, about one peer's connections */
-#define LINE_NS     250000000
 #define AHEAD_UNTIL 64u /* requests under way on a link: then READs come with an OPEN no more */
 
 static void on_error(struct cwb_socket *socket, int error) {
@@ -175,34 +174,13 @@ static void fail_requests(struct cwb_link *link, const char *reason) {
     }
 }
 
-bool cwb_link_may_log(struct cwb_bridge *bridge, struct cwb_peer *peer) {
-    int64_t passed = (bridge->loop.now_ns - peer->lines_ns) / LINE_NS;
-    if (peer->lines_ns == 0 || peer->lines_left + passed >= LINES_MOST) {
-        peer->lines_left = LINES_MOST;
-        peer->lines_ns = bridge->loop.now_ns;
-    } else {
-        peer->lines_left += (uint32_t)passed;
-        peer->lines_ns += passed * LINE_NS;
-    }
-    if (peer->lines_left == 0) {
-        peer->lines_untold++;
-        return false;
-    }
-    peer->lines_left--;
-    if (peer->lines_untold)
-        cwb_log("peer %s: %u lines about its connections were left out", peer->config.name,
-                peer->lines_untold);
-    peer->lines_untold = 0;
-    return true;
-}
-
 static void log_end(struct cwb_link *link, bool unknown, const char *reason) {
     if (link->bridge->stopping)
         return;
     /* Unknown: also who showed a peer's certificate, and not that it has the key. */
     if (unknown && !may_tell(link->bridge))
         return;
-    if (link->peer && !cwb_link_may_log(link->bridge, link->peer))
+    if (link->peer && !cwb_peer_may_log(link->bridge, link->peer))
         return;
     cwb_log("connection %s %s%s%s ended: %s", link->dialed ? "to" : "from", link->where,
             link->peer ? ", peer " : "", link->peer ? link->peer->config.name : "", reason);
@@ -232,6 +210,8 @@ void cwb_link_end(struct cwb_link *link) {
     if (link->state == CWB_ENDED)
         return;
     enum cwb_link_state was = link->state;
+    if (link->parting)
+        cw_fail(-EREMOTEIO, "it was idle");
     strcpy(reason, cw_detail());
     shut(link, was, reason);
     if (link->stream)
@@ -274,6 +254,8 @@ static struct cwb_request *request_new(struct cwb_link *link, uint16_t op, cwb_o
                                        void *owner) {
     CW_ASSERT(link->state == CWB_OPEN_LINK);
     struct cwb_request *request = expect(link, ++link->next_id, op);
+    if (op != CWB_PING && op != CWB_IDLE)
+        cwb_link_use(link);
     if (request) {
         request->on_reply = on_reply;
         request->owner = owner;
@@ -454,6 +436,7 @@ void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status,
 
 static void on_pong(struct cwb_request *request, const struct cwb_frame *frame) {
     struct cwb_link *link = request->link;
+    link->pings--;
     if (frame)
         link->rtt_ns = cw_now_ns() - link->ping_sent_ns; /* the loop's time is the turn's begin */
 }
@@ -487,12 +470,15 @@ int64_t cwb_links_tick(struct cwb_bridge *bridge) {
             if (bridge->loop.now_ns - link->pinged_ns >= CWB_PING_NS) {
                 link->pinged_ns = bridge->loop.now_ns;
                 link->ping_sent_ns = cw_now_ns();
-                (void)cwb_link_ask(link, CWB_PING, NULL, 0, on_pong, NULL); /* or the next one */
+                if (cwb_link_ask(link, CWB_PING, NULL, 0, on_pong, NULL)) /* or the next one */
+                    link->pings++;
                 cwb_link_expire(link);
             }
             at_ns = link->pinged_ns + CWB_PING_NS;
             if (link->wire.heard_ns + CWB_SILENCE_NS < at_ns)
                 at_ns = link->wire.heard_ns + CWB_SILENCE_NS;
+            int64_t idle_ns = cwb_link_idle_tick(link);
+            at_ns = idle_ns < at_ns ? idle_ns : at_ns;
         }
         due_ns = at_ns < due_ns ? at_ns : due_ns;
     }

@@ -87,11 +87,14 @@ struct cwb_link {
     struct cwb_peer *peer; /* dialed: from the begin; accepted: once its key was seen */
     enum cwb_link_state state;
     bool dialed, counted_unknown;
-    struct cwb_bytes first;         /* accepted: the begin of its first record of TLS; else none */
+    bool parting;           /* idle.c: IDLE was said, or heard and taken, and it is not refused */
+    struct cwb_bytes first; /* accepted: the begin of its first record of TLS; else none */
     char where[CW_ADDRESS_MAX + 1]; /* the other side's address */
     int64_t limit_ns;               /* until OPEN: then it must be open */
     int64_t pinged_ns, ping_sent_ns, opened_ns, rtt_ns;
-    int64_t served_ns;         /* when a small array was last sent, in its answer; 0: none */
+    int64_t used_ns;   /* idle.c: when something was last asked over it, or depended on it */
+    uint32_t pings;    /* of ours that are not answered */
+    int64_t served_ns; /* when a small array was last sent, in its answer; 0: none */
     struct cwb_stream *stream; /* it begins this one; NULL: it is a link, or will be */
 
     struct cwb_request *reading; /* whose data are coming */
@@ -158,9 +161,6 @@ void cwb_link_reply(struct cwb_link *link, uint16_t op, uint64_t id, int status,
 int cwb_link_begin_tls(struct cwb_link *link);
 /* What was kept of its first record is of no more use. */
 void cwb_link_drop_first(struct cwb_link *link);
-/* May the log have one more line about its connections? A peer that makes them and is cut, as often
- * as it can, has LINES_MOST, and four a second; how many were left out is said with the next. */
-bool cwb_link_may_log(struct cwb_bridge *bridge, struct cwb_peer *peer);
 /* What a peer answered instead: its sentence, with its name, since pids, devices and limits in it
  * are those of its node. Returns the status. */
 int cwb_link_refused(const struct cwb_peer *peer, const struct cwb_frame *frame);

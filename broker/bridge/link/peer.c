@@ -1,6 +1,6 @@
 /*
- * Peers as they are now: see peer.h. Dialing those with an address, telling who waits for a link,
- * and reading the file again when it changed.
+ * Peers as they are now: see peer.h. Dialing those with an address, and telling who waits for a
+ * link.
  */
 #include "broker/bridge/link/peer.h"
 
@@ -12,22 +12,15 @@
 #include <unistd.h>
 
 #include "broker/bridge/fetch/invalidation.h"
+#include "broker/bridge/link/idle.h"
+#include "broker/bridge/link/peer_table.h"
 #include "broker/bridge/link/streams.h"
 #include "broker/bridge/memory.h"
 #include "broker/bridge/serve/watch.h"
 
-#define FILE_LOOK_NS  1000000000
-#define DATES_TELL_NS (24ll * 3600 * 1000000000)
-
-struct cwb_peer *cwb_peer_find(struct cwb_bridge *bridge, const char *name, size_t length) {
-    struct cwb_peer *peer;
-    LL_FOREACH(bridge->peers, peer) {
-        if (!peer->gone && strlen(peer->config.name) == length &&
-            memcmp(peer->config.name, name, length) == 0)
-            return peer;
-    }
-    return NULL;
-}
+#define LINES_MOST    256u /* of the log at once, about one peer's connections */
+#define LINE_NS       250000000
+#define CROWDED_TRIES 4u
 
 struct cwb_link *cwb_peer_link(struct cwb_peer *peer) {
     return peer->link;
@@ -80,12 +73,12 @@ static int no_link(const struct cwb_peer *peer) {
 
 void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb_waiter *waiter,
                     int64_t wait_ns) {
-    if (peer->link) {
+    if (peer->link && !peer->link->parting) {
         waiter->on_link(waiter, peer->link);
         return;
     }
     bool known = !peer->gone && cwb_config_known(&peer->config);
-    if (!known || (wait_ns == 0 && !*peer->config.address)) {
+    if (!known || (wait_ns == 0 && !*peer->config.address && !peer->link)) {
         no_link(peer);
         waiter->on_link(waiter, NULL);
         return;
@@ -101,7 +94,7 @@ void cwb_peer_await(struct cwb_bridge *bridge, struct cwb_peer *peer, struct cwb
     }
     bridge->tick_now = true;
     LL_APPEND(peer->waiting, waiter);
-    if (wait_ns == 0)
+    if (wait_ns == 0 || peer->fails == 0)
         peer->dial_after_ns = 0; /* somebody asks: do not wait for the pause to end */
 }
 
@@ -116,6 +109,27 @@ void cwb_peer_forget(struct cwb_peer *peer, struct cwb_waiter *waiter) {
 }
 
 /* ---- links ---- */
+
+bool cwb_peer_may_log(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    int64_t passed = (bridge->loop.now_ns - peer->lines_ns) / LINE_NS;
+    if (peer->lines_ns == 0 || peer->lines_left + passed >= LINES_MOST) {
+        peer->lines_left = LINES_MOST;
+        peer->lines_ns = bridge->loop.now_ns;
+    } else {
+        peer->lines_left += (uint32_t)passed;
+        peer->lines_ns += passed * LINE_NS;
+    }
+    if (peer->lines_left == 0) {
+        peer->lines_untold++;
+        return false;
+    }
+    peer->lines_left--;
+    if (peer->lines_untold)
+        cwb_log("peer %s: %u lines about its connections were left out", peer->config.name,
+                peer->lines_untold);
+    peer->lines_untold = 0;
+    return true;
+}
 
 bool cwb_peer_trying(const struct cwb_peer *peer) {
     return peer->resolving || peer->dialing;
@@ -160,26 +174,49 @@ void cwb_peer_opened(struct cwb_link *link) {
     struct cwb_peer *peer = link->peer;
     if (peer->dialing == link)
         peer->dialing = NULL;
-    if (cwb_link_may_log(link->bridge, peer))
+    if (cwb_peer_may_log(link->bridge, peer))
         cwb_log("peer %s is connected (%s %s, by %s)", peer->config.name,
                 link->dialed ? "dialed" : "from", link->where, cwb_io_kind(link->bridge->loop.io));
     peer->link = link;
+    if (!peer->is_met)
+        LL_PREPEND2(link->bridge->met, peer, met_next);
+    peer->is_met = true;
     peer->fails = 0;
+    peer->redial = false;
     peer->unlinked_ns = 0;
     peer->error[0] = 0;
     tell(peer, link, link->bridge->loop.now_ns, ALL);
 }
 
-static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const char *reason) {
+void cwb_peer_stays(struct cwb_link *link) {
+    tell(link->peer, link, link->bridge->loop.now_ns, ALL);
+}
+
+int64_t cwb_jitter(struct cwb_bridge *bridge, int64_t most_ns) {
+    uint64_t x = bridge->jitter_state ? bridge->jitter_state
+                                      : bridge->run; /* xorshift64: it keeps no secret */
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    bridge->jitter_state = x;
+    return (int64_t)(x % ((uint64_t)most_ns + 1));
+}
+
+/* Half of it or more: those that were refused together do not come together again. */
+static void back_off(struct cwb_bridge *bridge, struct cwb_peer *peer) {
     int64_t pause_ns = CWB_REDIAL_FIRST_NS << (peer->fails < 10 ? peer->fails : 10);
+    pause_ns = pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS;
+    peer->fails++;
+    peer->dial_after_ns = bridge->loop.now_ns + pause_ns / 2 + cwb_jitter(bridge, pause_ns / 2);
+    bridge->tick_now = true;
+}
+
+static void try_failed(struct cwb_bridge *bridge, struct cwb_peer *peer, const char *reason) {
     if (strcmp(peer->error, reason) != 0)
         cwb_log("peer %s at %s cannot be reached: %s", peer->config.name, peer->config.address,
                 reason);
     snprintf(peer->error, sizeof peer->error, "%s", reason);
-    peer->fails++;
-    bridge->tick_now = true;
-    peer->dial_after_ns =
-        bridge->loop.now_ns + (pause_ns < CWB_REDIAL_MOST_NS ? pause_ns : CWB_REDIAL_MOST_NS);
+    back_off(bridge, peer);
     no_link(peer);
     tell(peer, NULL, bridge->loop.now_ns, FAILED);
 }
@@ -192,6 +229,13 @@ static bool may_be_refused(const struct cwb_link *link, enum cwb_link_state was)
            link->bridge->loop.now_ns < link->limit_ns;
 }
 
+/* The other side took the connection and closed it before it had said a word: as one does to whom
+ * more come at once than it lets in (CWB_UNKNOWN_MAX). Nobody is told before some more tries. */
+static bool was_crowded(const struct cwb_link *link, enum cwb_link_state was) {
+    return was == CWB_SHAKING && link->wire.bytes_in == 0 && link->peer->fails < CROWDED_TRIES &&
+           link->bridge->loop.now_ns < link->limit_ns;
+}
+
 void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *reason) {
     struct cwb_peer *peer = link->peer;
     struct cwb_bridge *bridge = link->bridge;
@@ -199,11 +243,14 @@ void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *
     cwb_wire_counts(&link->wire, &peer->bytes_in, &peer->bytes_out);
     if (was == CWB_OPEN_LINK) {
         peer->link = NULL;
-        snprintf(peer->error, sizeof peer->error, "%s", reason);
+        peer->redial = link->dialed && !link->parting;
+        peer->idle_closes += link->parting;
+        snprintf(peer->error, sizeof peer->error, "%s", link->parting ? "" : reason);
         peer->unlinked_ns = bridge->loop.now_ns;
         if (peer->heard_ns < link->wire.heard_ns)
             peer->heard_ns = link->wire.heard_ns;
-        peer->dial_after_ns = bridge->loop.now_ns;
+        peer->dial_after_ns =
+            bridge->loop.now_ns + cwb_jitter(bridge, CWB_REDIAL_FIRST_NS); /* so do others */
         cwb_watch_end(bridge, peer);
         cwb_streams_end(peer);
         cwb_replicas_unlink(peer); /* a CHANGED may have been on its way */
@@ -211,9 +258,27 @@ void cwb_peer_ended(struct cwb_link *link, enum cwb_link_state was, const char *
         peer->dialing = NULL;
         if (may_be_refused(link, was))
             peer->fails = 1;
+        else if (was_crowded(link, was))
+            back_off(bridge, peer);
         else
             try_failed(bridge, peer, reason);
     }
+}
+
+void cwb_peer_cut(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why) {
+    struct cwb_link *link, *next;
+    DL_FOREACH_SAFE(bridge->links, link, next) {
+        if (link->peer == peer) {
+            cw_fail(-EREMOTEIO, "%s", why);
+            cwb_link_end(link);
+        }
+    }
+}
+
+void cwb_peer_leave(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    cwb_peer_cut(bridge, peer, "the peer was removed");
+    no_link(peer);
+    tell(peer, NULL, bridge->loop.now_ns, ALL);
 }
 
 /* ---- dialing: the resolver may block, so threads of its own ask it ---- */
@@ -288,182 +353,45 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer) {
         cwb_work_begin(bridge->resolver_helpers, &r->work);
 }
 
-/* ---- the file ---- */
-
-/* An address on the command line stands over the file's. */
-static int apply_options(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
-    size_t length = strlen(config->name);
-    for (uint32_t i = 0; i < bridge->options.peer_count; i++) {
-        const char *text = bridge->options.peers[i];
-        if (strncmp(text, config->name, length) == 0 && text[length] == '=')
-            return cwb_config_set(config, "address", text + length + 1, "--peer");
-    }
-    return 0;
-}
-
-static void end_links(struct cwb_bridge *bridge, const struct cwb_peer *peer, const char *why) {
-    struct cwb_link *link, *next;
-    DL_FOREACH_SAFE(bridge->links, link, next) {
-        if (link->peer == peer) {
-            cw_fail(-EREMOTEIO, "%s", why);
-            cwb_link_end(link);
-        }
-    }
-}
-
-static int adopt(struct cwb_bridge *bridge, struct cwb_peer_config *config) {
-    struct cwb_peer *peer, *found = NULL;
-    LL_FOREACH(bridge->peers, peer) {
-        if (strcmp(peer->config.name, config->name) == 0)
-            found = peer;
-    }
-    if (!found) {
-        found = calloc(1, sizeof *found);
-        if (!found)
-            return cwb_no_memory("a peer");
-        LL_APPEND(bridge->peers, found);
-        found->number = bridge->peer_count++;
-    }
-    bool same = cwb_config_same_identity(&found->config, config);
-    struct cwb_peer_config old = found->config;
-    found->config = *config;
-    *config = old; /* freed with the list */
-    found->gone = false;
-    found->dial_after_ns = 0;
-    if (!same)
-        end_links(bridge, found, "what the peer is known by was changed");
-    return 0;
-}
-
-static void remove_missing(struct cwb_bridge *bridge, const bool *seen) {
-    struct cwb_peer *peer;
-    uint32_t i = 0;
-    LL_FOREACH(bridge->peers, peer) {
-        if (seen[i++] || peer->gone)
-            continue;
-        peer->gone = true;
-        end_links(bridge, peer, "the peer was removed");
-        no_link(peer);
-        tell(peer, NULL, bridge->loop.now_ns, ALL);
-    }
-}
-
-static int read_file(struct cwb_bridge *bridge) {
-    struct cwb_peer_config *configs;
-    struct cwb_peer *peer;
-    uint32_t count;
-    bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    int code = cwb_peers_read(bridge->options.folder, &configs, &count);
-    for (uint32_t i = 0; code == 0 && i < count; i++)
-        code = apply_options(bridge, &configs[i]);
-    bool *seen = code ? NULL : calloc(bridge->peer_count + count + 1, sizeof *seen);
-    if (!seen) {
-        code = code ? code : cwb_no_memory("the peers");
-        cwb_configs_free(configs, count);
-        return code;
-    }
-    uint32_t at = 0;
-    LL_FOREACH(bridge->peers, peer) {
-        for (uint32_t i = 0; i < count; i++)
-            seen[at] = seen[at] || strcmp(peer->config.name, configs[i].name) == 0;
-        at++;
-    }
-    remove_missing(bridge, seen);
-    free(seen);
-    for (uint32_t i = 0; code == 0 && i < count; i++)
-        code = adopt(bridge, &configs[i]);
-    cwb_configs_free(configs, count);
-    return code;
-}
-
-int cwb_peers_init(struct cwb_bridge *bridge) {
-    int code = read_file(bridge);
-    for (uint32_t i = 0; code == 0 && i < bridge->options.peer_count; i++) {
-        const char *text = bridge->options.peers[i], *equals = strchr(text, '=');
-        if (!equals)
-            return cw_fail(-EINVAL, "--peer %.300s: it is NAME=HOST:PORT", text);
-        if (!cwb_peer_find(bridge, text, (size_t)(equals - text)))
-            cwb_log("--peer %s: the file %s/peers has no key for it, so it cannot come in nor be "
-                    "reached; `cableway peers add` says it",
-                    text, bridge->options.folder);
-    }
-    return code;
-}
-
 /* ---- time ---- */
 
-/* Before nobody lets this node in any more: at once, and then once a day. */
-static void look_at_dates(struct cwb_bridge *bridge) {
-    int64_t now_ns = bridge->loop.now_ns;
-    if (!bridge->tls || (bridge->dates_told_ns && now_ns - bridge->dates_told_ns < DATES_TELL_NS))
-        return;
-    bridge->dates_told_ns = now_ns;
-    if (cwb_tls_ends_soon(bridge->tls, (int64_t)time(NULL)))
-        cwb_log("%s; from then on it opens no connection: give the node a new certificate "
-                "(`cableway keygen`, with --sign where a CA signs), which is read at once",
-                cw_detail());
+void cwb_peer_look(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    peer->look_until_ns = bridge->loop.now_ns + CWB_LOOK_NS;
+    bridge->tick_now = true;
 }
 
-/* The node's key, certificate and authority: others hold from now on, for new connections. Those of
- * peers that an authority vouched for are made anew. */
-static void look_at_key(struct cwb_bridge *bridge) {
-    char print[CWB_PRINT_TEXT];
-    struct cwb_peer *peer;
-    int what = bridge->tls ? cwb_tls_renew(bridge->tls, bridge->options.folder) : 0;
-    if (what < 0)
-        cwb_log("the node's key, certificate and CA stay as they were: %s", cw_detail());
-    if (what <= 0)
-        return;
-    bridge->dates_told_ns = 0;
-    cwb_print_text(cwb_tls_print(bridge->tls), print);
-    cwb_log("loaded again:%s%s%s; the key is %s", what & CWB_NEW_KEY ? " key" : "",
-            what & CWB_NEW_CERTIFICATE ? " certificate" : "", what & CWB_NEW_CA ? " CA" : "",
-            print);
-    LL_FOREACH(bridge->peers, peer) {
-        peer->dial_after_ns = 0;
-        if ((what & CWB_NEW_CA) && peer->config.by_ca)
-            end_links(bridge, peer, "the node's CA was changed");
+static bool is_wanted(const struct cwb_bridge *bridge, const struct cwb_peer *peer) {
+    return peer->waiting || peer->redial || peer->look_until_ns > bridge->loop.now_ns ||
+           cwb_links_stand(bridge);
+}
+
+/* Who waited for too long is told. Returns when the next one has. */
+static int64_t look_at_waiting(struct cwb_bridge *bridge, struct cwb_peer *peer) {
+    struct cwb_waiter *waiter;
+    int64_t due_ns = INT64_MAX;
+    bool late = false;
+    LL_FOREACH(peer->waiting, waiter) {
+        if (waiter->until_ns <= bridge->loop.now_ns)
+            late = true;
+        else if (waiter->until_ns < due_ns)
+            due_ns = waiter->until_ns;
     }
-}
-
-static void look_at_files(struct cwb_bridge *bridge) {
-    struct cwb_stamp stamp = cwb_folder_stamp(bridge->options.folder, "peers");
-    bridge->peers_looked_ns = bridge->loop.now_ns;
-    look_at_key(bridge);
-    look_at_dates(bridge);
-    if (cwb_stamp_same(&stamp, &bridge->peers_stamp))
-        return;
-    int code = read_file(bridge);
-    if (code == -EDQUOT) /* the next look may find memory */
-        bridge->peers_stamp = (struct cwb_stamp){.inode = 0};
-    if (code)
-        cwb_log("the peers stay as they are: %s", cw_detail());
-    else
-        cwb_log("the file of peers was read again");
+    if (late) {
+        no_link(peer);
+        tell(peer, NULL, bridge->loop.now_ns, LATE);
+    }
+    return due_ns;
 }
 
 int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
     struct cwb_peer *peer;
-    if (bridge->loop.now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
-        look_at_files(bridge);
-    int64_t due_ns = bridge->peers_looked_ns + FILE_LOOK_NS;
+    int64_t due_ns = cwb_peer_table_tick(bridge);
     LL_FOREACH(bridge->peers, peer) {
-        struct cwb_waiter *waiter;
-        bool late = false;
-        if (peer->link || peer->gone)
-            continue;
-        LL_FOREACH(peer->waiting, waiter) {
-            if (waiter->until_ns <= bridge->loop.now_ns)
-                late = true;
-            else if (waiter->until_ns < due_ns)
-                due_ns = waiter->until_ns;
-        }
-        if (late) {
-            no_link(peer);
-            tell(peer, NULL, bridge->loop.now_ns, LATE);
-        }
-        if (!*peer->config.address || !cwb_config_known(&peer->config) || cwb_peer_trying(peer) ||
-            !bridge->tls)
+        int64_t late_ns = peer->waiting ? look_at_waiting(bridge, peer) : INT64_MAX;
+        due_ns = late_ns < due_ns ? late_ns : due_ns;
+        if (peer->link || peer->gone || !*peer->config.address ||
+            !cwb_config_known(&peer->config) || cwb_peer_trying(peer) || !bridge->tls ||
+            !is_wanted(bridge, peer))
             continue;
         if (bridge->loop.now_ns >= peer->dial_after_ns)
             dial(bridge, peer);

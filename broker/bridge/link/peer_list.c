@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "broker/bridge/memory.h"
 #include "broker/bridge/tls/folder.h"
 #include "shm/base/error.h"
 
@@ -98,42 +99,78 @@ void cwb_configs_free(struct cwb_peer_config *configs, uint32_t count) {
     free(configs);
 }
 
+struct section { /* which one of the list a name is: the list moves when it grows */
+    uint32_t number;
+    char name[CW_NODE_MAX + 1];
+    UT_hash_handle hh;
+};
+
 struct reading {
     const char *path;
     struct cwb_peer_config *configs;
     uint32_t count;
+    struct section *sections; /* by name */
     int code;
 };
 
-static int on_value(void *context, const char *section, const char *name, const char *value) {
+/* A new one; NULL: code says why not. */
+static struct section *section_new(struct reading *reading, const char *name) {
+    struct section *section = NULL;
+    if (!cw_node_valid(name))
+        reading->code = cw_fail(-EINVAL,
+                                "%.300s: \"%.100s\" is no name of a node (1 to %u of A-Z a-z 0-9 _ "
+                                ". -)",
+                                reading->path, name, CW_NODE_MAX);
+    else if (reading->count == CWB_PEERS_MAX)
+        reading->code = cw_fail(-EINVAL,
+                                "%.300s: the peer %.100s is one more than the %u (CWB_PEERS_MAX) "
+                                "that a node may have: `cableway peers remove` those that it does "
+                                "not need",
+                                reading->path, name, CWB_PEERS_MAX);
+    if (reading->code)
+        return NULL;
+    struct cwb_peer_config *configs =
+        realloc(reading->configs, (reading->count + 1) * sizeof *configs);
+    if (configs)
+        reading->configs = configs;
+    section = configs ? calloc(1, sizeof *section) : NULL;
+    if (section) {
+        strcpy(section->name, name);
+        section->number = reading->count;
+        HASH_ADD(hh, reading->sections, name, strlen(name), section);
+    }
+    if (!section || !CWD_ADDED(section)) {
+        free(section);
+        reading->code =
+            cw_fail(-EDQUOT, "%.300s: there is no memory left for its peers", reading->path);
+        return NULL;
+    }
+    struct cwb_peer_config *config = &reading->configs[reading->count++];
+    memset(config, 0, sizeof *config);
+    strcpy(config->name, name);
+    return section;
+}
+
+static void sections_free(struct section *sections) {
+    struct section *section, *next;
+    HASH_ITER(hh, sections, section, next) {
+        HASH_DEL(sections, section);
+        free(section);
+    }
+}
+
+static int on_value(void *context, const char *name_of_section, const char *name,
+                    const char *value) {
     struct reading *reading = context;
-    struct cwb_peer_config *config = NULL;
+    struct section *section;
     if (reading->code)
         return 1;
-    for (uint32_t i = 0; i < reading->count; i++)
-        if (strcmp(reading->configs[i].name, section) == 0)
-            config = &reading->configs[i];
-    if (!config) {
-        if (!cw_node_valid(section) || reading->count == CWB_PEERS_MAX) {
-            reading->code = cw_fail(
-                -EINVAL,
-                "%.300s: \"%.100s\" is no name of a node (1 to %u of A-Z a-z 0-9 _ . -), or "
-                "one more than the %u that there may be",
-                reading->path, section, CW_NODE_MAX, CWB_PEERS_MAX);
-            return 1;
-        }
-        config = realloc(reading->configs, (reading->count + 1) * sizeof *config);
-        if (!config) {
-            reading->code =
-                cw_fail(-EDQUOT, "%.300s: there is no memory left for its peers", reading->path);
-            return 1;
-        }
-        reading->configs = config;
-        config += reading->count++;
-        memset(config, 0, sizeof *config);
-        strcpy(config->name, section);
-    }
-    reading->code = cwb_config_set(config, name, value, reading->path);
+    HASH_FIND(hh, reading->sections, name_of_section, strlen(name_of_section), section);
+    if (!section)
+        section = section_new(reading, name_of_section);
+    if (section)
+        reading->code =
+            cwb_config_set(&reading->configs[section->number], name, value, reading->path);
     return 1;
 }
 
@@ -146,14 +183,46 @@ bool cwb_config_same_identity(const struct cwb_peer_config *a, const struct cwb_
            (!a->pinned || memcmp(a->print, b->print, CWB_PRINT_BYTES) == 0);
 }
 
+struct pin {
+    const struct cwb_peer_config *config;
+};
+
+static int compare_keys(const void *one, const void *other) {
+    const struct pin *a = one, *b = other;
+    return memcmp(a->config->print, b->config->print, CWB_PRINT_BYTES);
+}
+
 /* A key is one peer's: else nobody could say who has come. */
 static int check_keys(const struct cwb_peer_config *configs, uint32_t count, const char *path) {
-    for (uint32_t i = 0; i < count; i++)
-        for (uint32_t k = 0; configs[i].pinned && k < i; k++)
-            if (cwb_config_same_identity(&configs[i], &configs[k]))
-                return cw_fail(-EINVAL, "%.300s: the peers %s and %s have the same key", path,
-                               configs[k].name, configs[i].name);
-    return 0;
+    struct pin *pinned = malloc((count + 1) * sizeof *pinned);
+    uint32_t pins = 0;
+    int code = pinned ? 0 : cw_fail(-EDQUOT, "%.300s: there is no memory left for its peers", path);
+    for (uint32_t i = 0; code == 0 && i < count; i++)
+        if (configs[i].pinned)
+            pinned[pins++].config = &configs[i];
+    if (code == 0)
+        qsort(pinned, pins, sizeof *pinned, compare_keys);
+    for (uint32_t i = 1; code == 0 && i < pins; i++)
+        if (compare_keys(&pinned[i - 1], &pinned[i]) == 0) {
+            bool in_order = pinned[i - 1].config < pinned[i].config;
+            code = cw_fail(-EINVAL, "%.300s: the peers %s and %s have the same key", path,
+                           pinned[i - in_order].config->name, pinned[i - !in_order].config->name);
+        }
+    free(pinned);
+    return code;
+}
+
+/* In what all nodes have in common stands this one, too: it is not its own peer. */
+static void drop_own(struct reading *reading, const char *node) {
+    for (uint32_t i = 0; i < reading->count; i++) {
+        if (strcmp(reading->configs[i].name, node) != 0)
+            continue;
+        config_deinit(&reading->configs[i]);
+        reading->count--;
+        memmove(&reading->configs[i], &reading->configs[i + 1],
+                (reading->count - i) * sizeof *reading->configs);
+        return;
+    }
 }
 
 int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *count) {
@@ -161,7 +230,8 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
     struct stat status;
     *out = NULL;
     *count = 0;
-    int code = cwb_folder_path(folder, "peers", path);
+    bool common;
+    int code = cwb_folder_find(folder, "peers", path, &common);
     if (code)
         return code;
     FILE *file = fopen(path, "re");
@@ -183,6 +253,7 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
     struct reading reading = {.path = path};
     int line = ini_parse_file(file, on_value, &reading);
     fclose(file);
+    sections_free(reading.sections);
     if (reading.code == 0 && line)
         reading.code = cw_fail(-EINVAL,
                                "%.300s: line %d is neither [NAME], nor key = value, nor a "
@@ -194,6 +265,8 @@ int cwb_peers_read(const char *folder, struct cwb_peer_config **out, uint32_t *c
         cwb_configs_free(reading.configs, reading.count);
         return reading.code;
     }
+    if (common)
+        drop_own(&reading, cwb_folder_job_node(folder));
     *out = reading.configs;
     *count = reading.count;
     return 0;

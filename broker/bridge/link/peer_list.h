@@ -30,8 +30,8 @@
 #include "shm/base/atomic.h"
 #include "shm/base/error.h"
 
-#define CWB_PATTERNS_MAX 256u /* of one peer and kind */
-#define CWB_PEERS_MAX    1024u
+#define CWB_PATTERNS_MAX 256u  /* of one peer and kind */
+#define CWB_PEERS_MAX    4096u /* of a file */
 
 struct cwb_patterns {
     char **texts;

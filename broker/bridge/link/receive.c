@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "broker/bridge/bridge.h"
+#include "broker/bridge/link/idle.h"
 #include "broker/bridge/link/link.h"
 #include "broker/bridge/link/peer.h"
 #include "broker/bridge/link/stall.h"
@@ -87,7 +88,7 @@ static void greet(struct cwb_link *link) {
 static void open_link(struct cwb_link *link) {
     cwb_peer_replace(link);
     link->state = CWB_OPEN_LINK;
-    link->opened_ns = link->bridge->loop.now_ns;
+    link->opened_ns = link->used_ns = link->bridge->loop.now_ns;
     cwb_streams_met(link, link->run);
     link->peer->run = link->run;
     cwb_peer_opened(link);
@@ -186,6 +187,10 @@ static int on_frame(struct cwb_wire *wire, const struct cwb_frame *frame) {
     }
     if (frame->head.op & CW_OP_REPLY)
         return take_reply(link, frame);
+    if (op == CWB_IDLE)
+        return cwb_link_take_idle(link, frame);
+    if (op != CWB_PING)
+        cwb_link_use(link);
     return cwb_serve(link, frame);
 }
 

@@ -88,7 +88,7 @@ static void on_ended(struct cwb_work *work) {
     struct cwb_stream *stream =
         (struct cwb_stream *)((char *)work - offsetof(struct cwb_stream, ended));
     struct cwb_bridge *bridge = stream->bridge;
-    if (cwb_link_may_log(bridge, stream->peer))
+    if (cwb_peer_may_log(bridge, stream->peer))
         cwb_log("stream %s %s, peer %s ended: %s", stream->dialed ? "to" : "from", stream->where,
                 stream->peer->config.name, work->detail);
     stream->peer->streams_after_ns = bridge->loop.now_ns + STREAM_PAUSE_NS;
@@ -253,7 +253,7 @@ static void dial(struct cwb_bridge *bridge, struct cwb_peer *peer, const struct 
 
 int64_t cwb_streams_tick(struct cwb_bridge *bridge) {
     int64_t due_ns = INT64_MAX, now_ns = bridge->loop.now_ns;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         if (peer->downloads)
             peer->streams_until_ns = now_ns + CWB_STREAM_IDLE_NS;
         if (!peer->link || peer->streams_max < 2 || peer->streams_until_ns <= now_ns)

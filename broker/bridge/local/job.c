@@ -11,6 +11,7 @@
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/replica.h"
 #include "broker/bridge/link/peer.h"
+#include "broker/bridge/link/peer_table.h"
 #include "broker/bridge/local/broker_channel.h"
 #include "broker/bridge/local/fast_path.h"
 #include "broker/bridge/local/once.h"

@@ -249,6 +249,7 @@ void cwb_job_peers(struct cwb_job *job) {
         cwb_job_done(job, cwb_no_memory("a text about all peers"), NULL, 0);
         return;
     }
+    uint32_t dialed = 0;
     char version[12], rtt[24];
     for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
         uint64_t in = peer->bytes_in, sent = peer->bytes_out;
@@ -257,6 +258,9 @@ void cwb_job_peers(struct cwb_job *job) {
         struct cwb_stream *stream;
         if (peer->gone)
             continue;
+        if (!link && *peer->config.address && peer->look_until_ns <= now_ns &&
+            dialed++ < CWB_STATES_MAX)
+            cwb_peer_look(bridge, peer);
         if (link) {
             cwb_wire_counts(&link->wire, &in, &sent);
             key_updates += cwb_wire_key_updates(&link->wire);
@@ -276,19 +280,21 @@ void cwb_job_peers(struct cwb_job *job) {
         fprintf(out,
                 "%s\n  state %s\n  address %s\n  known_by %s\n  version %s\n  rtt_us %s\n"
                 "  bytes_in %llu\n  bytes_out %llu\n  streams %u\n  key_updates %u\n"
+                "  idle_closes %u\n"
                 "  engine %s\n  error %s\n  warning %s\n",
                 peer->config.name,
-                link                    ? "connected"
-                : cwb_peer_trying(peer) ? "connecting"
-                : *peer->config.address ? "unreachable"
-                                        : "away",
+                link                     ? "connected"
+                : cwb_peer_trying(peer)  ? "connecting"
+                : !*peer->config.address ? "away"
+                : *peer->error           ? "unreachable"
+                                         : "idle",
                 *peer->config.address ? peer->config.address : "-",
                 peer->config.pinned  ? "key"
                 : peer->config.by_ca ? "ca"
                                      : "-",
                 version, rtt, (unsigned long long)in, (unsigned long long)sent, connections,
-                key_updates, cwb_io_kind(bridge->loop.io), error_of(bridge, peer),
-                warning_of(bridge, peer));
+                key_updates, peer->idle_closes, cwb_io_kind(bridge->loop.io),
+                error_of(bridge, peer), warning_of(bridge, peer));
         if (link)
             add_wire(out, "link", link->dialed, link->where, now_ns - link->opened_ns, &link->wire);
         for (stream = peer->streams; stream; stream = stream->next)

@@ -14,10 +14,9 @@
  * Memory: an offer costs its peer nothing and this node all of the array's memory, so of arrays
  * whose bytes are not all here a peer has CWB_INCOMING_PUTS_MAX bytes, and all peers
  * CWB_INCOMING_PUTS_ALL_MAX (one array that is larger goes alone). The others wait, which costs no
- * more than the offer: their bytes are asked for when it is their turn, in the order in which they
- * came, and of peers he who had none begun for longest is first. Arrays of CWB_INCOMING_PUT_SMALL
- * bytes or less have a measure of their own, CWB_INCOMING_PUTS_OWN of each peer: they wait for no
- * large one, and for nobody else's.
+ * more than the offer: their bytes are asked for in their turn, in the order in which they came, of
+ * peers he who had none begun for longest first. Arrays of CWB_INCOMING_PUT_SMALL bytes or less are
+ * measured apart, CWB_INCOMING_PUTS_OWN of each peer: they wait for nobody else's.
  */
 #include "broker/bridge/serve/incoming_put.h"
 
@@ -40,7 +39,6 @@
 #include "ipc/base/meta.h"
 
 #define KEEP_NS     600000000000
-#define KEPT_MAX    8192u /* outcomes of one peer */
 #define PENDING_MAX 1024u /* offers of one peer under way */
 #define TOKEN_BYTES 16u   /* of a struct cwb_token: instance and number, which name it */
 
@@ -141,7 +139,7 @@ static void give_turn(struct cwb_incoming_put *incoming) {
 /* The next one whose turn it is; NULL: none has room. */
 static struct cwb_incoming_put *next_of(const struct cwb_bridge *bridge, unsigned kind) {
     struct cwb_incoming_put *best = NULL;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         struct cwb_incoming_put *first = peer->puts_waiting[kind];
         if (first && has_room(first) && (!best || peer->put_ns[kind] < best->peer->put_ns[kind]))
             best = first;
@@ -176,6 +174,7 @@ static void finish(struct cwb_incoming_put *incoming, int status) {
     incoming->done = true;
     incoming->peer->puts_pending--;
     incoming->peer->puts_kept++;
+    incoming->bridge->puts_kept++;
     DL_APPEND(incoming->peer->puts_done, incoming);
     answer(incoming);
 }
@@ -186,6 +185,7 @@ static void forget(struct cwb_incoming_put *incoming) {
     release(incoming);
     if (incoming->done)
         DL_DELETE(peer->puts_done, incoming);
+    incoming->bridge->puts_kept -= incoming->done;
     *(incoming->done ? &peer->puts_kept : &peer->puts_pending) -= 1;
     free(incoming->sentence);
     free(incoming);
@@ -329,13 +329,14 @@ static void on_cancel(struct cwb_served *served) {
 }
 
 /* Room for one more. 0 or -EDQUOT. */
-static int make_room(struct cwb_peer *peer) {
+static int make_room(const struct cwb_bridge *bridge, struct cwb_peer *peer) {
     if (peer->puts_pending >= PENDING_MAX)
         return cw_fail(-EDQUOT,
-                       "%u puts of this peer are under way; one more may come when one is "
-                       "done",
+                       "%u puts of this peer are under way; one more may come when one is done",
                        peer->puts_pending);
-    while (peer->puts_kept >= KEPT_MAX)
+    if (bridge->puts_kept >= CWB_PUTS_KEPT_ALL_MAX && peer->puts_kept >= CWB_PUTS_KEPT_OWN)
+        forget(peer->puts_done); /* one for the one that comes: all have no more then */
+    while (peer->puts_kept >= CWB_PUTS_KEPT_MAX)
         forget(peer->puts_done);
     return 0;
 }
@@ -419,7 +420,7 @@ int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame)
     if (code == 0 && fresh && !again)
         code = check(link->bridge, link->peer, &frame->offer, frame->key, frame->data);
     if (code == 0 && fresh)
-        code = make_room(link->peer);
+        code = make_room(link->bridge, link->peer);
     if (code == -EDQUOT && again)
         code = cw_fail(-EREMOTEIO,
                        "whether the array stands under its name at %s is not known: it has %u puts "
@@ -435,8 +436,7 @@ int cwb_incoming_put_serve(struct cwb_link *link, const struct cwb_frame *frame)
         cwb_served_reply(served, -EDQUOT, NULL, 0);
         return 0;
     }
-    /* Another bridge of theirs: an index may be inside, and parts are sources of the earlier one.
-     */
+    /* Another bridge of theirs: an index may be inside, parts are sources of the earlier one. */
     incoming->renewed |= incoming->offer.source != frame->offer.source ||
                          (is_tree(incoming) && incoming->run != link->peer->run);
     incoming->offer.source = frame->offer.source;
@@ -478,7 +478,7 @@ static bool is_outdated(const struct cwb_incoming_put *incoming) {
 
 void cwb_incoming_puts_tick(struct cwb_bridge *bridge) {
     const int64_t now_ns = bridge->loop.now_ns;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         while (peer->puts_done && now_ns - peer->puts_done->done_ns >= KEEP_NS)
             forget(peer->puts_done);
         bool away = !peer->link && now_ns - peer->unlinked_ns >= CWB_RESUME_NS;

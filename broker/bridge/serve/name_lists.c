@@ -47,6 +47,7 @@ struct cwb_list { /* of one peer: what it asks for, and the first of it under wa
 
 /* The next of them is begun anew. */
 static void rewind_list(struct cwb_list *list) {
+    list->bridge->lists_bytes -= list->room;
     free(list->text);
     list->text = NULL;
     list->cursor = list->used = list->room = list->tries = 0;
@@ -123,6 +124,16 @@ static void finish(struct cwb_list *list, int status) {
     cwb_list_answer(served, status, text, used);
 }
 
+int cwb_lists_room(const struct cwb_bridge *bridge, uint64_t own_bytes, uint64_t more_bytes) {
+    if (own_bytes <= CWB_LISTS_OWN || bridge->lists_bytes + more_bytes <= CWB_LISTS_ALL_MAX)
+        return 0;
+    return cw_fail(-EDQUOT,
+                   "lists of names for all nodes take %llu bytes there, at most %u are kept "
+                   "(CWB_LISTS_ALL_MAX), and each node may have %u of them in any case: ask for "
+                   "names that begin with something, or again when others have read theirs",
+                   (unsigned long long)bridge->lists_bytes, CWB_LISTS_ALL_MAX, CWB_LISTS_OWN);
+}
+
 static int add_name(struct cwb_list *list, const char *name, size_t length) {
     if (list->used + length + 1 > CWB_LISTS_BYTES)
         return cw_fail(-EDQUOT,
@@ -131,9 +142,13 @@ static int add_name(struct cwb_list *list, const char *name, size_t length) {
                        CWB_LISTS_BYTES);
     if (list->room - list->used < length + 1) {
         uint64_t room = 2 * list->room + length + 256;
+        int code = cwb_lists_room(list->bridge, room, room - list->room);
+        if (code)
+            return code;
         char *grown = realloc(list->text, room);
         if (!grown)
             return cw_fail(-EDQUOT, "no memory for a list of names there");
+        list->bridge->lists_bytes += room - list->room;
         list->text = grown;
         list->room = room;
     }

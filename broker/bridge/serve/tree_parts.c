@@ -200,7 +200,7 @@ int64_t cwb_tree_used_ns(const struct cwb_tree *tree) {
 }
 
 void cwb_trees_tick(struct cwb_bridge *bridge) {
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         struct cwb_tree *tree, *next;
         DL_FOREACH_SAFE(peer->trees, tree, next) {
             if (!tree->users && !tree->of_put && bridge->loop.now_ns - tree->used_ns >= IDLE_NS)

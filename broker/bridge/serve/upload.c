@@ -35,6 +35,7 @@
 #include "broker/bridge/link/streams.h"
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/serve/name_lists.h"
 #include "broker/bridge/serve/serve.h"
 #include "broker/bridge/serve/staging.h"
 #include "broker/bridge/serve/tree_parts.h"
@@ -121,14 +122,15 @@ static int publish(struct cwb_upload *upload) {
 }
 
 /* Arrays are there anyway; a list is made for the one who asks. */
-static int room_for_list(struct cwb_peer *peer) {
+static int room_for_list(const struct cwb_bridge *bridge, struct cwb_peer *peer,
+                         uint64_t size_bytes) {
     struct cwb_upload *upload, *next;
     uint64_t bytes = 0;
     HASH_ITER(hh, peer->uploads, upload, next) {
         bytes += upload->own ? upload->size_bytes : 0;
     }
     return bytes < CWB_LISTS_BYTES
-               ? 0
+               ? cwb_lists_room(bridge, bytes + size_bytes, size_bytes)
                : cw_fail(-EDQUOT,
                          "%llu bytes of lists of names are being read by this peer, at most %u are "
                          "kept; it must close some first",
@@ -139,7 +141,7 @@ int cwb_upload_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
                    uint8_t *bytes, uint64_t size_bytes, enum cwb_upload_kind how,
                    struct cwb_upload **out) {
     struct cwb_upload *upload;
-    int code = array ? 0 : room_for_list(peer);
+    int code = array ? 0 : room_for_list(bridge, peer, size_bytes);
     if (code == 0)
         code = upload_new(bridge, peer, size_bytes, how == CWB_UPLOAD_PUT, &upload);
     if (code)
@@ -155,6 +157,7 @@ int cwb_upload_new(struct cwb_bridge *bridge, struct cwb_peer *peer, cw_array *a
         free(upload);
         return code;
     }
+    bridge->lists_bytes += upload->own ? size_bytes : 0;
     *out = upload;
     return 0;
 }
@@ -263,6 +266,7 @@ void cwb_upload_unref(struct cwb_upload *upload) {
     cwb_local_close(upload->bridge, upload->array);
     if (upload->tree)
         cwb_tree_release(upload->tree, upload->part);
+    upload->bridge->lists_bytes -= upload->own ? upload->size_bytes : 0;
     free(upload->own);
     cwb_sum_free(upload->sum);
     free(upload);
@@ -594,7 +598,7 @@ void cwb_uploads_tick(struct cwb_bridge *bridge) {
     bool look = bridge->loop.now_ns - bridge->uploads_looked_ns >= LOOK_NS;
     if (look)
         bridge->uploads_looked_ns = bridge->loop.now_ns;
-    for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
         struct cwb_upload *upload, *next;
         bool away = !peer->link && bridge->loop.now_ns - peer->unlinked_ns >= CWB_RESUME_NS;
         if (!away && !look)

@@ -138,7 +138,7 @@ void cwb_waits_turn(struct cwb_bridge *bridge) {
     int64_t until_ns = bridge->waits_due ? cw_now_ns() + SLICE_NS : 0;
     while (bridge->waits_due) {
         bridge->waits_due = false;
-        for (struct cwb_peer *peer = bridge->peers; peer; peer = peer->next) {
+        for (struct cwb_peer *peer = bridge->met; peer; peer = peer->met_next) {
             if (is_looked_at(bridge, peer))
                 continue;
             look_at_some(bridge, peer);

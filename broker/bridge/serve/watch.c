@@ -190,7 +190,7 @@ int cwb_watch_begin(struct cwb_link *link, const struct cw_name_key *key, uint64
 /* It is over: all its peers are told. */
 static void tell_all(struct cwb_bridge *bridge, struct cwb_watched *watched) {
     uint32_t left = watched->peers;
-    for (struct cwb_peer *peer = bridge->peers; peer && left; peer = peer->next) {
+    for (struct cwb_peer *peer = bridge->met; peer && left; peer = peer->met_next) {
         if (!watches(watched, peer))
             continue;
         left--; /* after the last one the watched is gone */

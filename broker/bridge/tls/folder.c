@@ -70,6 +70,8 @@ int cwb_folder_make(const char *folder) {
     char path[PATH_MAX];
     if (snprintf(path, sizeof path, "%s", folder) >= PATH_MAX)
         return path_too_long(folder);
+    if (mkdir(path, 0700) == 0 || errno == EEXIST) /* those above it are there, most often */
+        return 0;
     for (char *at = path + 1; *at; at++) {
         if (*at != '/')
             continue;
@@ -87,6 +89,32 @@ int cwb_folder_path(const char *folder, const char *name, char path[PATH_MAX]) {
     if (snprintf(path, PATH_MAX, "%s/%s", folder, name) < PATH_MAX)
         return 0;
     return path_too_long(folder);
+}
+
+const char *cwb_folder_job_node(const char *folder) {
+    const char *node = strrchr(folder, '/'), *job = node;
+    if (!node || node == folder || !cw_node_valid(node + 1))
+        return NULL;
+    while (job > folder && job[-1] != '/')
+        job--;
+    return strncmp(job, "job-", 4) == 0 && job[4] >= '0' && job[4] <= '9' ? node + 1 : NULL;
+}
+
+int cwb_folder_find(const char *folder, const char *name, char path[PATH_MAX], bool *common) {
+    char other[PATH_MAX];
+    const char *node = cwb_folder_job_node(folder);
+    int code = cwb_folder_path(folder, name, path);
+    if (common)
+        *common = false;
+    if (code || !node || access(path, F_OK) == 0 || errno != ENOENT)
+        return code;
+    snprintf(other, sizeof other, "%.*s/%s", (int)(node - 1 - folder), folder, name);
+    if (access(other, F_OK) != 0)
+        return 0;
+    strcpy(path, other); /* it is shorter */
+    if (common)
+        *common = true;
+    return 0;
 }
 
 int cwb_folder_trust(const char *path, bool secret) {
@@ -143,7 +171,7 @@ int cwb_folder_lock(const char *folder) {
 struct cwb_stamp cwb_folder_stamp(const char *folder, const char *name) {
     char path[PATH_MAX];
     struct stat status;
-    if (cwb_folder_path(folder, name, path) || stat(path, &status) < 0)
+    if (cwb_folder_find(folder, name, path, NULL) || stat(path, &status) < 0)
         return (struct cwb_stamp){.inode = 0};
     return (struct cwb_stamp){.device = status.st_dev,
                               .inode = status.st_ino,

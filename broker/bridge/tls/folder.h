@@ -8,6 +8,9 @@
  *   peers      who is known (peer_list.h), 0600
  *   peers.lock who changes `peers` holds a lock on it (flock)
  *
+ * In a job of SLURM all nodes have peers and ca.crt in common: they lie once in the folder job-ID
+ * above the nodes' own (slurm.c), and count for each node that has no such file itself.
+ *
  * Invariant: `peers` is always a whole file, the old one or the new one. Who changes it holds the
  * lock from before it reads until after it has renamed the new file over the old one, so of two
  * changes at once none is lost. The kernel ends the lock with its holder: one that is killed before
@@ -42,6 +45,11 @@ const char *cwb_job_node(void);
 int cwb_folder_make(const char *folder);
 /* folder/name, with `suffix` behind. 0 or -EINVAL: too long. */
 int cwb_folder_path(const char *folder, const char *name, char path[PATH_MAX]);
+/* The same of a file that counts for this node: its own, or else, if the folder is one of a job's,
+ * that which all nodes of the job have in common. *common: it is that (may be NULL). */
+int cwb_folder_find(const char *folder, const char *name, char path[PATH_MAX], bool *common);
+/* The node whose folder in a job's this is; NULL: it is none. */
+const char *cwb_folder_job_node(const char *folder);
 /* May we believe what stands in it? It is ours (or root's), nobody else may write it, and, if it is
  * secret, nobody else read it. 0, -ENOENT or -EINVAL with the sentence. */
 int cwb_folder_trust(const char *path, bool secret);
@@ -57,6 +65,7 @@ struct cwb_stamp {
     off_t size_bytes;
     struct timespec changed;
 };
+/* Of the file that counts, as cwb_folder_find() has it. */
 struct cwb_stamp cwb_folder_stamp(const char *folder, const char *name);
 bool cwb_stamp_same(const struct cwb_stamp *a, const struct cwb_stamp *b);
 

@@ -43,8 +43,9 @@ int cwb_keygen_write(const char *folder, const char *name, EVP_PKEY *key, X509 *
         code = write_key(key_path, key);
     if (code)
         return code;
-    unlink(path); /* of a key that is gone */
     FILE *file = cwb_folder_create(path, 0644);
+    if (!file && errno == EEXIST && unlink(path) == 0) /* of a key that is gone */
+        file = cwb_folder_create(path, 0644);
     bool ok = file && PEM_write_X509(file, certificate) == 1;
     if (file)
         ok = fclose(file) == 0 && ok;

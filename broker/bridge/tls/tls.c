@@ -160,7 +160,7 @@ static int load_key(SSL_CTX *ctx, const char *folder) {
 
 static int load_ca(SSL_CTX *ctx, const char *folder) {
     char path[PATH_MAX];
-    int code = cwb_folder_path(folder, "ca.crt", path);
+    int code = cwb_folder_find(folder, "ca.crt", path, NULL);
     if (code == 0)
         code = cwb_folder_trust(path, false);
     if (code == -ENOENT)

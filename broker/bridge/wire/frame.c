@@ -29,6 +29,7 @@ static const struct {
     [CWB_CHANGED] = {sizeof(struct cwb_changed), 0xffff, 0},
     [CWB_STREAMS] = {sizeof(struct cwb_streams_said), 0xffff, 1},
     [CWB_STREAM] = {sizeof(struct cwb_stream_hello), 0, 3},
+    [CWB_IDLE] = {0, 0, 3},
 };
 
 int cwb_head_check(const struct cw_message *head, bool greeted, uint32_t read_max) {
@@ -240,7 +241,7 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
         if (out->stream.magic != CWB_MAGIC || out->stream.run == 0)
             code = form("greeting");
         break;
-    default: /* PING, CANCEL: the size said all */
+    default: /* PING, CANCEL, IDLE: the size said all */
         break;
     }
     return code == 0 && left && forms[op].exact % 2 == 0 ? form("length") : code;

@@ -31,8 +31,8 @@
 #include "shm/names/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        3u
-#define CWB_VERSION_MIN    3u
+#define CWB_VERSION        4u
+#define CWB_VERSION_MIN    4u
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
 #define CWB_READ_MAX       (256u << 10) /* bytes that one READ asks for; agreed by HELLO */
@@ -70,6 +70,8 @@ enum cwb_op {
                       the HELLOs, no reply */
     CWB_STREAM,    /* stream hello: the first frame, in place of a HELLO, of a connection
                       that is to be a stream. reply: nothing; then READ and PING alone go over it */
+    CWB_IDLE,      /* who dialed has no use of the link any more, and asks nothing until it is
+                        answered. The other side ends it, or, if it is wanted there, answers -EBUSY */
     CWB_OPS
 };
 

@@ -455,7 +455,10 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     promise(cwb_helpers_new(bridge->loop.io, "", 1, &bridge->helpers) == 0);
     bridge->resolver_helpers = bridge->mover_helpers = bridge->broker_helpers =
         bridge->memory_helpers = bridge->helpers;
-    bridge->peers = peer_new();
+    struct cwb_peer *peer = bridge->peers = bridge->peers_last = peer_new();
+    HASH_ADD(hh, bridge->peers_by_name, config.name, strlen(peer->config.name), peer);
+    HASH_ADD(hh_key, bridge->peers_by_key, config.print, CWB_PRINT_BYTES, peer);
+    promise(CWD_ADDED(peer) && peer->hh_key.tbl);
     bridge->peer_count = 1;
     bridge->peers_stamp = cwb_folder_stamp(bridge->options.folder, "peers");
     promise(cwb_broker_channel_new(bridge, &bridge->broker_channel) == 0);
@@ -473,6 +476,8 @@ void around_end(struct cwb_bridge *bridge, uint64_t jobs) {
     free(question);
     promise(!begun.first && !told.first);
     cw_array_close(bridge->reserve);
+    HASH_CLEAR(hh, bridge->peers_by_name);
+    HASH_CLEAR(hh_key, bridge->peers_by_key);
     free(bridge->jobs);
     free(bridge->broker_channel);
     free(bridge->loop.io);

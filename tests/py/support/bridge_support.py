@@ -26,6 +26,8 @@ import cableway as cw
 from cableway._core import programs
 
 PORT = 7400
+# Most tests look at links that nothing uses: they are made at the start, and kept. test_bridge_idle.py has the others.
+LINK_IDLE = os.environ.get("CABLEWAY_TEST_LINK_IDLE", "0")
 # AddressSanitizer keeps what was freed, 256 MiB of it by default: what a process of ours may have more then.
 KEPT_BY_SANITIZER = (300 << 20) if os.environ.get("CABLEWAY_ASAN") else 0
 
@@ -83,6 +85,7 @@ class Node:
             "CABLEWAY_NODE_DIR": str(self.keys),
         }
         self.options: list[str] = []  # more of its broker's
+        self.link_idle = LINK_IDLE  # seconds; "": as the broker has it
         self.process: subprocess.Popen[bytes] | None = None
         self.print = self.command("keygen", "--node", name).stdout.strip()
 
@@ -101,6 +104,7 @@ class Node:
         """Starts its broker, which starts its bridge."""
         assert self.process is None
         words = [programs.path("cablewayd"), "--foreground", "--node", self.name, *self.options]
+        words += ["--link-idle", self.link_idle] if self.link_idle else []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.inside([*words, "--listen", f"{self.host}:{self.port}"]),
@@ -241,12 +245,11 @@ class Net:
             node.start(**more)
 
     def connected(self, seconds: float = 60) -> None:
-        """Waits until everybody is connected with everybody."""
-        for one in self.nodes.values():
-            for other in self.nodes.values():
-                assert one is other or eventually(lambda a=one, b=other: a.sees(b), seconds), (
-                    one.said()
-                )
+        """Waits until everybody is connected with everybody. All are asked in turn: who is asked dials."""
+        pairs = [(a, b) for a in self.nodes.values() for b in self.nodes.values() if a is not b]
+        assert eventually(lambda: all([a.sees(b) for a, b in pairs]), seconds), [  # noqa: C419
+            node.said() for node in self.nodes.values()
+        ]
 
     def close(self) -> None:
         """Ends all of it."""

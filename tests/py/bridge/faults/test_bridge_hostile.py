@@ -242,7 +242,7 @@ def test_who_speaks_another_version_is_told_which_this_is(
 ) -> None:
     _, b, evil = nodes
     with Raw(evil.keys, b.port, hello(versions=versions)) as connection:
-        assert connection.versions() == (3, 3)
+        assert connection.versions() == (4, 4)
         assert connection.ended()
     assert eventually(lambda: "speaks versions {} to {}".format(*versions) in b.said())
 

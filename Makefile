@@ -230,20 +230,20 @@ HAVE_CLANG := command -v $(CLANG) >/dev/null
 
 # A part that does not build is a failed test; the rest is run all the same.
 test: $(VENV)/deps-test.stamp $(VENV)/deps-docs.stamp
-	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(DASK) || built=build:/bin/false; \
 	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway" doc:tests/docs.sh
 # What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's and loky's own tests over ours, all
 # warnings of two compilers, the fuzzers, the walk through the local protocol, some of `make faults` by chance, the examples of
 # systems that people come from.
 test-more: $(VENV)/deps-test.stamp
-	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) $(DASK) || built=build:/bin/false; \
 	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "faults:tests/faults/faults.py --sample 24 --jobs 1" "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:
 	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)
 test-c: test-programs $(VENV)/made.stamp
 	@$(RUN) $(TEST_PROGRAMS)
-test-py: $(PACKAGE) $(VENV)/deps-test.stamp
+test-py: $(PACKAGE) $(DASK) $(VENV)/deps-test.stamp
 	@$(RUN) "py:pytest tests/py"
 # The same tests of GPU memory as in `make test`, on real GPUs. Elsewhere: copy the tree with BUILD and run the script.
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)

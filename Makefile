@@ -96,7 +96,7 @@ help:
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
 	@echo "make faults           each call site of the broker, the library and the package fails once (FAULTS='--role client')"
-	@echo "make lint asan tsan fuzz soak bench bench-bridge test-pythons clean"
+	@echo "make lint asan tsan fuzz soak bench bench-bridge bench-dask test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -298,6 +298,11 @@ bench-bridge:
 	@$(MAKE) --no-print-directory bench-bridge-run VENV=$(BUILD)/bench-venv
 bench-bridge-run: $(PACKAGE) $(VENV)/deps-bench-bridge.stamp
 	@$(VPY) tools/bench/run.py --bridge --build $(BUILD)
+# Dask with cableway beside stock Dask. BENCH_DASK: options of the program.
+bench-dask: $(DASK)
+	@folder=$$(mktemp -d) && CABLEWAY_DIR=$$folder PATH=$(abspath $(BUILD))/dask/bin:$$PATH DASK_TEMPORARY_DIRECTORY=$$folder \
+	    python tools/bench/clusters/bench_dask.py $(BENCH_DASK); code=$$?; \
+	CABLEWAY_DIR=$$folder $(BUILD)/dask/bin/cableway stop --yes --force >/dev/null; rm -r $$folder; exit $$code
 bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
 # Those that cannot be installed are not measured; the next run tries again.
@@ -367,6 +372,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,* */* */*/* */*/*/*,$(BUILD)/$(d).d))
-.PHONY: all help always faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-dask bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         docs lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

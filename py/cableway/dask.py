@@ -27,11 +27,11 @@ import distributed
 from distributed.comm.registry import backends
 from distributed.protocol.serialize import register_serialization_family
 
-from cableway._dask import family, worker
+from cableway._dask import family, records, worker
 from cableway._dask.comm import TCPBackend, TLSBackend
 from cableway._dask.replicas import OneCopyANode
 
-__all__ = ["OneCopyANode", "dask_setup", "enable"]
+__all__ = ["OneCopyANode", "dask_setup", "enable", "shared_bytes"]
 
 _MANAGER = "distributed.scheduler.active-memory-manager.policies"
 _ROUTES = "distributed.scheduler.http.routes"
@@ -68,6 +68,11 @@ def dask_setup(server: Any) -> None:
         worker.attach(server)
     elif isinstance(server, distributed.Nanny):
         worker.attach_nanny(server)
+
+
+def shared_bytes(obj: object) -> int:
+    """How many bytes of an object, as a task gets it or a worker has it, are a view of shared memory; 0: none."""
+    return records.mapped_bytes(obj)
 
 
 enable()

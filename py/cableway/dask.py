@@ -1,4 +1,4 @@
-"""A Dask cluster whose large arrays live once a node: import this module before you make the cluster.
+"""A Dask cluster whose workers on a node share large arrays: import this module before you make the cluster.
 
 >>> import cableway.dask
 >>> from dask.distributed import LocalCluster, Client

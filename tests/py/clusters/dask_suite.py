@@ -3,7 +3,7 @@
     python dask_suite.py CHECKOUT [TEST FILE...]
 
 CHECKOUT is a checkout of github.com/dask/distributed of about the installed version, whose tests are run over the installed package:
-the wheel has none. This Python needs distributed, cableway, pytest and pytest-timeout. With ours every frame from 64 bytes on
+the wheel has none. This Python needs distributed, cableway, pytest, pytest-timeout and pytest-rerunfailures. With ours every frame from 64 bytes on
 goes by handle. Nothing of it is kept in this repository.
 """
 

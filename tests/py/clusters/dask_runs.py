@@ -13,12 +13,18 @@ PLACE = Path(os.environ.get("CABLEWAY_BUILD", ROOT / "build")).resolve() / "dask
 SECONDS = 240
 
 
+def interpreter() -> str:
+    """The Python that has Dask and the wheel of this build; skips the test if there is none."""
+    if not (PLACE / "made.stamp").exists():
+        pytest.skip("`make build/dask/made.stamp` was not called")
+    return str(PLACE / "bin/python")
+
+
 def run_words(
     words: list[str], folder: Path, environment: dict[str, str], seconds: float = SECONDS
 ) -> str:
     """What a command prints that must succeed. Afterwards its broker is stopped."""
-    if not (PLACE / "made.stamp").exists():
-        pytest.skip("`make build/dask/made.stamp` was not called")
+    interpreter()
     broker = folder / "broker"
     broker.mkdir(mode=0o700)
     where = {
@@ -59,7 +65,7 @@ def run(
     seconds: float = SECONDS,
 ) -> None:
     """A function of a program of tests/py/clusters, which must come to its end."""
-    file = ROOT / "tests/py/clusters" / program
-    words = [str(PLACE / "bin/python"), str(file), name, *arguments]
+    file = Path(__file__).resolve().parent / program
+    words = [interpreter(), str(file), name, *arguments]
     printed = run_words(words, folder, environment, seconds)
     assert printed.endswith("well\n"), printed

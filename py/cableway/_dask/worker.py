@@ -122,24 +122,30 @@ def _budget(worker: Any, fast: Any) -> None:
             return
         loop = asyncio.get_running_loop()
         said = _stores[found] = await loop.run_in_executor(None, memory.store)
-        if said.limit and said.used > memory.SHARED_SPILL_FRACTION * said.limit:
-            _spill(fast, said)
+        if said.limit:
+            await _spill(fast, said.used - int(memory.SHARED_SPILL_FRACTION * said.limit))
 
     callback = PeriodicCallback(look, _LOOK_SECONDS * 1000)
     worker.periodic_callbacks["cableway"] = callback
     callback.start()
 
 
-def _spill(fast: Any, said: memory.Store) -> None:
-    """The oldest shared one; the next look sees what became free."""
-    key = memory.oldest_shared(fast)
-    logger.info(
-        "shared memory: %d of %d bytes are in use; %r is spilled", said.used, said.limit, key
-    )
-    try:
-        fast.evict(key)
-    except Exception:  # of the disk, or of its pickle: as in Dask's own spilling it stays in memory
-        logger.exception("%r cannot be spilled", key)
+async def _spill(fast: Any, excess_bytes: int) -> None:
+    """The oldest shared ones, so many bytes. They are free when the node's other workers have done so, too."""
+    while excess_bytes > 0 and (key := memory.oldest_shared(fast)) is not None:
+        size = records.mapped_bytes(fast.d[key])
+        logger.info(
+            "shared memory is short by %d bytes; %r (%d) is spilled", excess_bytes, key, size
+        )
+        try:
+            fast.evict(key)
+        except (
+            Exception
+        ):  # of the disk, or of its pickle: as in Dask's own spilling it stays in memory
+            logger.exception("%r cannot be spilled", key)
+            return
+        excess_bytes -= size
+        await asyncio.sleep(0)
 
 
 def attach_nanny(nanny: Any) -> None:

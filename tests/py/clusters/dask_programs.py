@@ -37,6 +37,8 @@ def one_copy() -> None:
         for w, seen in client.run(c.look).items():
             assert seen["mapped"][x.key] == 32 * MIB, seen
             assert seen["private"] - before[w]["private"] <= 20 * MIB, (w, before[w], seen)
+        # What came by handle says nothing of the network.
+        assert {*client.run(lambda dask_worker: dask_worker.bandwidth).values()} == {100e6}
         page = json.load(urllib.request.urlopen(_page(client, "cableway.json")))
         assert {row["worker"] for row in page["workers"]} == set(workers)
         assert b"store limit" in urllib.request.urlopen(_page(client, "cableway")).read()

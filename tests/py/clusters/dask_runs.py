@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from conftest import processes_with
+from waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Path(os.environ.get("CABLEWAY_BUILD", ROOT / "build")).resolve() / "dask"
@@ -53,6 +55,8 @@ def run_words(
             check=False,
         )
     assert done.returncode == 0, done.stdout + done.stderr[-20000:]
+    setting = f"CABLEWAY_DIR={broker}"
+    assert eventually(lambda: not processes_with(setting), 20), processes_with(setting)
     return done.stdout
 
 

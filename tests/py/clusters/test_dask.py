@@ -12,13 +12,9 @@ EXAMPLES = ROOT / "docs/examples/dask"
 RANKS = 4  # a scheduler, a client, two workers
 
 
-@pytest.mark.parametrize("name", ["one_copy", "by_tls", "handles", "work_in_a_task"])
+@pytest.mark.parametrize("name", ["one_copy", "handles", "work_in_a_task"])
 def test_dask_has(name, tmp_path):
     run("dask_programs.py", name, tmp_path, {})
-
-
-def test_all_kinds_of_objects_go_by_handle(tmp_path):
-    run("dask_programs.py", "kinds", tmp_path, {"DASK_CABLEWAY__THRESHOLD": "4 KiB"})
 
 
 def test_a_slurm_job_has_one_copy_a_node(tmp_path):

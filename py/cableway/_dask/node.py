@@ -18,7 +18,7 @@ from distributed.comm.addressing import get_address_host
 from cableway import client
 from cableway.errors import Error
 
-__all__ = ["BYTES_SECONDS", "PROTOCOL", "connection", "distrust", "told"]
+__all__ = ["BYTES_SECONDS", "PROTOCOL", "connection", "distrust", "has_data", "told"]
 
 PROTOCOL = 1  # of headers of the family "cableway"; peers of another one get bytes
 BYTES_SECONDS = 30.0  # for which a host's processes are sent no handles after one failed
@@ -57,6 +57,11 @@ def connection() -> client.Connection | None:
             return None
 
 
+def has_data() -> bool:
+    """Whether this process is a worker or a client. A nanny alone needs no connection to the broker."""
+    return bool(distributed.Worker._instances or distributed.Client._instances)
+
+
 def told(peer: str, final: bool) -> dict[str, Any] | None:
     """What this process says of itself to a peer; None: nothing, so that it gets bytes.
 
@@ -66,8 +71,8 @@ def told(peer: str, final: bool) -> dict[str, Any] | None:
     """
     if not final or time.monotonic() < _distrusted.get(get_address_host(peer), 0.0):
         return None
-    if not distributed.Worker._instances and not distributed.Client._instances:
-        return None  # a nanny, or something else that has no data: no client of the broker for it
+    if not has_data():
+        return None
     found = connection()
     if found is None:
         return None

@@ -309,7 +309,7 @@ def handles() -> None:
 
 
 async def _handles() -> None:
-    node.distributed = _Instances  # as if this process were a worker
+    node.has_data = lambda: True  # as if this process were a worker
     replies: list[Any] = []
 
     async def serve(server: Any) -> None:
@@ -384,13 +384,6 @@ async def _handles() -> None:
         pass
     else:
         raise AssertionError("without a peer there are no handles")
-
-
-class _Instances:
-    class Worker:
-        _instances = frozenset({1})
-
-    Client = Worker
 
 
 def work_in_a_task() -> None:

@@ -24,7 +24,26 @@ FILES = [
     "tests/test_nanny.py", "tests/test_stress.py", "tests/test_tls_functional.py", "tests/test_actor.py", "tests/test_core.py",
 ]  # fmt: skip
 SECONDS = 120  # for a test
-PLUGIN = "import cableway.dask\n"
+PLUGIN = """
+import cableway.dask
+from cableway._dask import family, node
+
+node.has_data = lambda: True  # tests of connections make no worker
+counts = {"sent": 0, "came": 0}
+
+def counted(what, call):
+    def count(*arguments):
+        found = call(*arguments)
+        counts[what] += found is not None
+        return found
+    return count
+
+family.pack = counted("sent", family.pack)
+family.unpack = counted("came", family.unpack)
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line(f"objects by handle in this process: {counts}")
+"""
 
 
 def prepared(checkout: Path, folder: Path) -> None:
@@ -70,6 +89,9 @@ def run(folder: Path, files: list[str], ours: bool) -> dict[str, str]:
         subprocess.run(
             words, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT, check=False
         )
+    for line in (folder / f"output-{ours}.txt").read_text(errors="replace").splitlines():
+        if line.startswith("objects by handle"):
+            print(line)
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {part.tag for part in case}

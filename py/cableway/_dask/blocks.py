@@ -9,6 +9,7 @@ readable, and no handle to it can be opened any more.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -28,6 +29,11 @@ HANDLE_BYTES = 48
 PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
 
 _private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
+
+
+@functools.lru_cache(maxsize=64)
+def _bytes(nbytes: int) -> Layout:
+    return Layout((nbytes,), np.dtype("u1"))
 
 
 class Block:
@@ -56,7 +62,7 @@ class Block:
             return np.asarray(self.lease)
         if len(_private) >= PRIVATE_VIEWS_MAX:
             return np.array(self.lease)
-        cell, layout = LeaseCell(), Layout((self.nbytes,), np.dtype("u1")).c
+        cell, layout = LeaseCell(), _bytes(self.nbytes).c
         number = int(ffi.cast("uintptr_t", layout))
         check(cell.open(connection.number, self.handle, number, lib.CW_PRIVATE, False))
         # A cffi buffer stands between: NumPy must not find the lease, since a private view has no name and no handle.
@@ -75,8 +81,8 @@ def copied(connection: client.Connection, frame: Any) -> Block:
         BrokerLost: the broker is gone.
     """
     source = np.frombuffer(ensure_memoryview(frame), "u1")
-    layout = Layout((source.nbytes,), source.dtype)
-    made = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout.c, 0)
+    layout = _bytes(source.nbytes).c
+    made = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout, 0)
     address = ffi.cast("void *", source.__array_interface__["data"][0])
     check_again(lib.cw_array_write, made.pointer, 0, address, source.nbytes)
     handle = bytes(ffi.buffer(exported(made.pointer, 0)))
@@ -96,5 +102,6 @@ def opened(connection: client.Connection, handle: bytes, nbytes: int) -> Block:
     size = ffi.from_buffer("cw_handle *", handle).size_bytes
     if size != nbytes:
         raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
-    layout = Layout((nbytes,), np.dtype("u1"))
-    return Block(handle, lease_of_handle(connection, handle, layout, lib.CW_READONLY), nbytes)
+    return Block(
+        handle, lease_of_handle(connection, handle, _bytes(nbytes), lib.CW_READONLY), nbytes
+    )

@@ -72,6 +72,7 @@ def run(folder: Path, files: list[str], ours: bool) -> dict[str, str]:
         "-p",
         "no:cacheprovider",
         f"--timeout={SECONDS}",
+        "--timeout-method=signal",
         f"--junit-xml={report}",
     ]
     words += [

@@ -7,11 +7,13 @@ the blocks.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
 import dask.config
 import msgpack
+import numpy as np
 from dask.utils import parse_bytes
 from distributed.protocol.serialize import (
     deserialize,
@@ -47,12 +49,18 @@ class HandleFailed(Exception):
 
 def threshold_bytes() -> int:
     """Frames of at least so many bytes go by handle: `cableway.threshold` in Dask's configuration."""
-    return int(parse_bytes(dask.config.get("cableway.threshold", default="1 MiB")))
+    return _parsed(dask.config.get("cableway.threshold", default="1 MiB"))
+
+
+@functools.lru_cache
+def _parsed(size: str | int) -> int:
+    return int(parse_bytes(size))
 
 
 def is_large(obj: object) -> bool:
     """Whether Dask's estimate of its size says that a look at its frames is worth it."""
-    return bool(safe_sizeof(obj, default_size=0) >= threshold_bytes())
+    size = obj.nbytes if type(obj) is np.ndarray else safe_sizeof(obj, default_size=0)
+    return bool(size >= threshold_bytes())
 
 
 def pack(obj: object, key: str | None, context: dict[str, Any] | None) -> Record | None:

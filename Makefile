@@ -96,7 +96,7 @@ help:
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
 	@echo "make faults           each call site of the broker, the library and the package fails once (FAULTS='--role client')"
-	@echo "make lint asan tsan fuzz soak bench bench-bridge test-pythons clean"
+	@echo "make lint asan tsan fuzz soak bench bench-bridge bench-dask test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -230,20 +230,20 @@ HAVE_CLANG := command -v $(CLANG) >/dev/null
 
 # A part that does not build is a failed test; the rest is run all the same.
 test: $(VENV)/deps-test.stamp $(VENV)/deps-docs.stamp
-	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(DASK) || built=build:/bin/false; \
 	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway" doc:tests/docs.sh
 # What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's and loky's own tests over ours, all
 # warnings of two compilers, the fuzzers, the walk through the local protocol, some of `make faults` by chance, the examples of
 # systems that people come from.
 test-more: $(VENV)/deps-test.stamp
-	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) $(DASK) || built=build:/bin/false; \
 	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "faults:tests/faults/faults.py --sample 24 --jobs 1" "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:
 	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)
 test-c: test-programs $(VENV)/made.stamp
 	@$(RUN) $(TEST_PROGRAMS)
-test-py: $(PACKAGE) $(VENV)/deps-test.stamp
+test-py: $(PACKAGE) $(DASK) $(VENV)/deps-test.stamp
 	@$(RUN) "py:pytest tests/py"
 # The same tests of GPU memory as in `make test`, on real GPUs. Elsewhere: copy the tree with BUILD and run the script.
 test-gpu: all $(SITE) $(VENV)/deps-test.stamp $(GPU_TESTS)
@@ -301,6 +301,11 @@ bench-bridge:
 	@$(MAKE) --no-print-directory bench-bridge-run VENV=$(BUILD)/bench-venv
 bench-bridge-run: $(PACKAGE) $(VENV)/deps-bench-bridge.stamp
 	@$(VPY) tools/bench/run.py --bridge --build $(BUILD)
+# Dask with cableway beside stock Dask. BENCH_DASK: options of the program.
+bench-dask: $(DASK)
+	@folder=$$(mktemp -d) && CABLEWAY_DIR=$$folder PATH=$(abspath $(BUILD))/dask/bin:$$PATH DASK_TEMPORARY_DIRECTORY=$$folder \
+	    python tools/bench/clusters/bench_dask.py $(BENCH_DASK); code=$$?; \
+	CABLEWAY_DIR=$$folder $(BUILD)/dask/bin/cableway stop --yes --force >/dev/null; rm -r $$folder; exit $$code
 bench-run: $(PACKAGE) $(VENV)/deps-bench.stamp $(VENV)/peers.stamp
 	@$(VPY) tools/bench/run.py --build $(BUILD) --workers $(WORKERS)
 # Those that cannot be installed are not measured; the next run tries again.
@@ -370,6 +375,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,* */* */*/* */*/*/*,$(BUILD)/$(d).d))
-.PHONY: all help always nodes1000 faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always nodes1000 faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-dask bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         docs lint install wheel clean fuzzers
 .DEFAULT_GOAL := all

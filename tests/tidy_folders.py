@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Set
 import tidy_c
 
 FOLDERS = ("shm/", "ipc/", "broker/", "tools/", "py/", "tests/")
-SOURCES = (".c", ".h", ".py", ".pyi", ".sh", ".mk")
+SOURCES = (
+    ".c",
+    ".h",
+    ".py",
+    ".sh",
+    ".mk",
+)  # of a compiled module the .pyi is no source: that lies elsewhere
 SOURCES_MAX = 25
 README_LINES_MAX = 15
 # Modules in the place of other projects'; the folder above says what they are.

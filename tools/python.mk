@@ -23,6 +23,13 @@ COMING_FROM := $(BUILD)/coming-from/made.stamp
 $(COMING_FROM): $(RAW_WHEEL) $(wildcard tools/requirements/coming-from*.txt) tools/coming_from.sh
 	sh tools/coming_from.sh $(BUILD)
 	@touch $@
+# Dask with this wheel, for its tests: an environment of its own, since nothing else of ours needs it.
+DASK := $(BUILD)/dask/made.stamp
+$(DASK): $(RAW_WHEEL) tools/requirements/dask.txt $(VENV)/made.stamp
+	test -x $(BUILD)/dask/bin/python || $(VPY) -m venv $(BUILD)/dask
+	$(BUILD)/dask/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/dask.txt
+	$(BUILD)/dask/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
+	@touch $@
 $(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
 	$(PIP) $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
 	@touch $@

@@ -246,7 +246,8 @@ def for_instance(instance: int, address: str) -> Connection:
         return known
 
 
-def _forget_lost() -> None:
+def forget_lost() -> None:
+    """Connections whose broker is gone: what needs one next connects anew."""
     global _default
     with _lock:
         if _default is not None and _default.lost:
@@ -265,5 +266,5 @@ def _after_fork_in_child() -> None:
     _default = None
 
 
-on_broker_lost(_forget_lost)
+on_broker_lost(forget_lost)
 os.register_at_fork(after_in_child=_after_fork_in_child)

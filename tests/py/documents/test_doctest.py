@@ -26,6 +26,8 @@ def test_examples_of(name):
         "cableway.sglang",
     ):  # these need more of their packages than the folder
         pytest.importorskip(name, exc_type=ImportError)
+    if name.startswith(("cableway.dask", "cableway._dask")):
+        pytest.importorskip("distributed")
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert not failed
 

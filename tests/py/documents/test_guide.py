@@ -46,9 +46,15 @@ RUN_ELSEWHERE = {
     "docs/guide/several-machines.md: cableway peers add b 10.213.7.2:7400 --key sha256:BBBB... --read 'shared/*' --write 'inbox/*'": "test_bridge_readme.py",
     'docs/guide/several-machines.md: cw.put("shared/weights", np.random.rand(1000, 1000), keep=True)': "test_bridge_readme.py",
     'docs/guide/several-machines.md: on() { node=/tmp/two-$1; shift; CABLEWAY_DIR=$node CABLEWAY_NODE_DIR=$node/key "$@"; }': "test_bridge_one_machine.py",
+    "docs/guide/dask.md: pip install 'cableway[dask]'": "`make build/dask/made.stamp` installs it so, and the wheel of this build",
+    "docs/guide/dask.md: dask scheduler --preload cableway.dask": "clusters/test_dask_limits.py starts such a worker",
     "docs/guide/slurm.md: srun python train.py": "it needs SLURM; test_bridge_slurm.py has a stand-in for srun",
     "docs/guide/slurm.md: set -eu": "test_bridge_slurm.py, as docs/examples/bridge/two_nodes.sbatch",
 }
+DASK = (
+    Path(os.environ.get("CABLEWAY_BUILD", guide_blocks.ROOT / "build")).resolve()
+    / "dask/bin/python"
+)
 LIBRARIES = ("joblib", "sklearn", "numba")
 SECONDS = 100
 
@@ -104,7 +110,12 @@ def test_a_python_block_runs(block: Block, tmp_path: Path) -> None:
     for library in LIBRARIES:
         if re.search(rf"^ *(import|from) .*\b{library}\b", block.code, re.MULTILINE):
             pytest.importorskip(library)
-    compare(block, run([sys.executable, str(file)], tmp_path, environment))
+    interpreter = sys.executable
+    if "import cableway.dask" in block.code:
+        if not DASK.exists():
+            pytest.skip("`make build/dask/made.stamp` was not called")
+        interpreter = str(DASK)
+    compare(block, run([interpreter, str(file)], tmp_path, environment))
 
 
 @of("sh")

@@ -22,7 +22,15 @@ pytest.importorskip("joblib")
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 FORK = multiprocessing.get_context("fork")
 LOCKS = (type(threading.Lock()), type(threading.RLock()))
-THEIRS = {"torch", "cupy", "numba", "vllm", "sglang"}  # modules that need a library
+THEIRS = {
+    "torch",
+    "cupy",
+    "numba",
+    "vllm",
+    "sglang",
+    "_dask",
+    "dask",
+}  # modules that need a library
 
 EXECUTOR: Any = None
 
@@ -103,7 +111,7 @@ def held_elsewhere(locks: list[Any], work: Callable[[], Any]) -> Any:
 def module_locks() -> Iterator[tuple[str, Any]]:
     """Each lock of the package that a module has, or an object that a module has."""
     for found in pkgutil.walk_packages(cw.__path__, "cableway."):
-        if found.name.rpartition(".")[2] in THEIRS:
+        if THEIRS.intersection(found.name.split(".")):
             continue
         module = importlib.import_module(found.name)
         for name, value in list(vars(module).items()):

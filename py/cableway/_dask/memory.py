@@ -1,0 +1,70 @@
+"""Two budgets: each worker's private memory, and the shared memory of the node.
+
+Private is what a process would give back if it ended alone: its resident memory without the shared pages that it has mapped. Dask's
+limits of a worker (spill at 70 %, pause at 80 %, an end by the nanny at 95 %) count that. Shared memory has one limit for the node,
+the broker's (`CABLEWAY_MAX_BYTES`). When more than 70 % of it is in use, workers spill the oldest of their data that lie there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import Any, NamedTuple
+
+from cableway import client
+from cableway._core import programs
+from cableway._dask import records
+
+__all__ = ["SHARED_SPILL_FRACTION", "Store", "oldest_shared", "private_bytes", "store"]
+
+SHARED_SPILL_FRACTION = 0.7
+_ASK_SECONDS = 10.0
+
+
+def private_bytes(pid: int | str = "self") -> int:
+    """Resident memory of a process, in bytes, without shared pages (RssShmem: ours, and any other shared memory).
+
+    Raises:
+        OSError: there is no such process.
+
+    >>> private_bytes() > 1 << 20
+    True
+    """
+    found = {"VmRSS": 0, "RssShmem": 0}
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name in found:
+                found[name] = int(value.split()[0]) << 10  # kB
+    return found["VmRSS"] - found["RssShmem"]
+
+
+class Store(NamedTuple):
+    """The shared memory of the node, in bytes. limit 0: unknown."""
+
+    used: int
+    limit: int
+
+
+def store() -> Store:
+    """As the broker's monitor page says, which `cableway status` reads: nothing is asked of the broker. Some milliseconds."""
+    found = client.known()
+    if found is None or found.closed or found.lost:
+        return Store(0, 0)
+    done = subprocess.run(
+        [programs.path("cableway"), "status", "--json"],
+        env={**os.environ, "CABLEWAY_DIR": os.path.dirname(found.address)},
+        capture_output=True,
+        timeout=_ASK_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        return Store(0, 0)
+    said = json.loads(done.stdout)
+    return Store(int(said["gauges"]["bytes"]), int(said["limits"]["max_bytes"]))
+
+
+def oldest_shared(fast: Any) -> object | None:
+    """The key, among the data in a worker's memory, whose shared memory was used last the longest time ago; None: there is none."""
+    return next((key for key in fast.order if records.mapped_bytes(fast.d[key])), None)

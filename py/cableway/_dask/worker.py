@@ -1,0 +1,171 @@
+"""What is different in a worker and its nanny: whose data become views of blocks, what counts as their memory, what they report.
+
+Dask calls `attach` and `attach_nanny` through the preload (`cableway.dask.dask_setup`), when the server has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import weakref
+from typing import Any
+
+from dask.typing import Key
+from tornado.ioloop import PeriodicCallback
+
+from cableway import client
+from cableway._dask import family, memory, node, records
+from cableway._dask.records import Record
+
+__all__ = ["attach", "attach_nanny"]
+
+logger = logging.getLogger("cableway.dask")
+
+_LOOK_SECONDS = 2.0  # at the shared memory of the node, while data of this worker lie there
+# Packages whose objects are the same after a message as before: no locks, no files, no identity. Others stay as they are.
+_VALUES = frozenset({"numpy", "pandas", "pyarrow", "scipy", "sparse"})
+
+
+class Served:
+    """The data of a worker, as its connections need them."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = weakref.ref(worker)
+
+    def took(self, large: dict[Key, object], found: dict[Key, Record | None]) -> None:
+        """These objects were packed: the worker's data become private views of the blocks, and its own copies go.
+
+        Runs on the event loop, as everything that changes the data.
+        """
+        worker = self._worker()
+        if worker is None:
+            return
+        fast = getattr(worker.data, "fast", worker.data)
+        for key, record in found.items():
+            obj = large[key]
+            if (
+                record is None
+                or records.mapped_bytes(obj)
+                or type(obj).__module__.partition(".")[0] not in _VALUES
+                or key not in fast
+                or fast[key] is not obj
+            ):
+                continue
+            try:
+                worker.data[key] = family.unpack(record)
+            except family.HandleFailed as error:
+                logger.warning("%r stays in private memory: %s", key, error)
+
+
+def attach(worker: Any) -> None:
+    """A worker has started."""
+    node.connection()
+    original, served = worker.handlers["get_data"], Served(worker)
+
+    async def get_data(
+        comm: Any, keys: Any, who: str | None = None, serializers: list[str] | None = None
+    ) -> Any:
+        comm.worker = served
+        return await original(comm, keys, who=who, serializers=serializers)
+
+    worker.handlers["get_data"] = get_data
+    _leave_out_of_bandwidth(worker)
+    worker.monitor.get_process_memory = memory.private_bytes
+    worker.metrics["cableway"] = _metrics
+    fast = getattr(worker.data, "fast", None)
+    if hasattr(fast, "weight") and hasattr(fast, "order"):
+        _budget(worker, fast)
+
+
+def _leave_out_of_bandwidth(worker: Any) -> None:
+    """Dask decides by a worker's bandwidth whether to move a task to where its data are; what came by handle says nothing of that."""
+    original = worker._update_metrics_received_data
+
+    def update(*, data: dict[Key, object], **others: Any) -> None:
+        kept = worker.bandwidth, worker.bandwidth_workers.copy(), worker.bandwidth_types.copy()
+        original(data=data, **others)
+        if any(map(records.mapped_bytes, data.values())):
+            worker.bandwidth, worker.bandwidth_workers, worker.bandwidth_types = kept
+
+    worker._update_metrics_received_data = update
+
+
+def _metrics(worker: Any) -> dict[str, Any] | None:
+    """What its heartbeat tells the scheduler. None: no broker."""
+    found = client.known()
+    if found is None or found.closed or found.lost:
+        return None
+    fast = getattr(worker.data, "fast", worker.data)
+    values = list(getattr(fast, "d", fast).values())
+    return {
+        "instance": str(found.instance),
+        "node": socket.gethostname(),
+        "mapped_bytes": sum(map(records.mapped_bytes, values)),
+        "private_bytes": memory.private_bytes(),
+        "store": list(_stores.get(worker, memory.Store(0, 0))),
+    }
+
+
+_stores: weakref.WeakKeyDictionary[Any, memory.Store] = weakref.WeakKeyDictionary()
+
+
+def _budget(worker: Any, fast: Any) -> None:
+    """Data count for what they have of private memory; and what lies in shared memory is spilled where that is short."""
+    weight = fast.weight
+    fast.weight = lambda key, value: max(0, weight(key, value) - records.mapped_bytes(value))
+    keeper = weakref.ref(worker)
+
+    async def look() -> None:
+        found = keeper()
+        if found is None or memory.oldest_shared(fast) is None:
+            return
+        loop = asyncio.get_running_loop()
+        said = _stores[found] = await loop.run_in_executor(None, memory.store)
+        if said.limit:
+            await _spill(fast, said.used - int(memory.SHARED_SPILL_FRACTION * said.limit))
+
+    callback = PeriodicCallback(look, _LOOK_SECONDS * 1000)
+    worker.periodic_callbacks["cableway"] = callback
+    callback.start()
+
+
+async def _spill(fast: Any, excess_bytes: int) -> None:
+    """The oldest shared ones, so many bytes. They are free when the node's other workers have done so, too."""
+    while excess_bytes > 0 and (key := memory.oldest_shared(fast)) is not None:
+        size = records.mapped_bytes(fast.d[key])
+        logger.info(
+            "shared memory is short by %d bytes; %r (%d) is spilled", excess_bytes, key, size
+        )
+        try:
+            fast.evict(key)
+        except (
+            Exception
+        ):  # of the disk, or of its pickle: as in Dask's own spilling it stays in memory
+            logger.exception("%r cannot be spilled", key)
+            return
+        excess_bytes -= size
+        await asyncio.sleep(0)
+
+
+def attach_nanny(nanny: Any) -> None:
+    """A nanny has started: its limit is on its worker's private memory, too."""
+    callback = nanny.periodic_callbacks.get("memory_monitor")
+    manager = nanny.memory_manager
+    if callback is None:
+        return
+    original = callback.callback
+
+    def monitor() -> Any:
+        process = nanny.process.process if nanny.process is not None else None
+        if process is None or process.pid is None:
+            return None
+        try:
+            used = memory.private_bytes(process.pid)
+        except OSError:
+            return None
+        if used <= manager.memory_limit * manager.memory_terminate_fraction:
+            return None
+        return original()
+
+    callback.callback = monitor

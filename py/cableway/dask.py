@@ -1,0 +1,78 @@
+"""A Dask cluster whose workers on a node share large arrays: import this module before you make the cluster.
+
+>>> import cableway.dask
+>>> from dask.distributed import LocalCluster, Client
+>>> with LocalCluster(n_workers=2, dashboard_address=None) as cluster, Client(cluster) as c:  # doctest: +SKIP
+...     x = c.submit(numpy.ones, 32 << 20)                                           # 256 MiB
+...     c.gather([c.submit(numpy.sum, x, workers=w, pure=False) for w in cluster.workers])
+
+What workers of a node send each other, and a client that reads from them directly, goes by handle from 1 MiB on: NumPy arrays, pandas,
+Arrow, sparse matrices, whatever Dask serializes with large frames. The sender copies a frame into shared memory once; all readers, and
+from then on the sender itself, see that memory, each by a private view: what a task writes into its argument no other process sees.
+Everything else is sent as always: to other nodes, to the scheduler, and to processes without cableway.
+
+The import changes Dask in this process (the backends of tcp and tls, and the policy of the memory manager), and sets its configuration so
+that schedulers, workers and nannies that are started from here import it, too. On other machines: `dask worker --preload cableway.dask`,
+and the same of `dask scheduler`; or `DASK_DISTRIBUTED__WORKER__PRELOAD='["cableway.dask"]'` and the like in the environment.
+
+`cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.config
+import distributed
+from distributed.comm.registry import backends
+from distributed.protocol.serialize import register_serialization_family
+
+from cableway._dask import family, records, worker
+from cableway._dask.comm import TCPBackend, TLSBackend
+from cableway._dask.replicas import OneCopyANode
+
+__all__ = ["OneCopyANode", "dask_setup", "enable", "shared_bytes"]
+
+_MANAGER = "distributed.scheduler.active-memory-manager.policies"
+_ROUTES = "distributed.scheduler.http.routes"
+
+
+def enable() -> None:
+    """What the import does. May be repeated, after Dask's configuration was read anew."""
+    register_serialization_family("cableway", family.dumps, family.loads)
+    backends["tcp"], backends["tls"] = TCPBackend(), TLSBackend()
+    found: dict[str, list[Any]] = {
+        f"distributed.{kind}.preload": _with(f"distributed.{kind}.preload", "cableway.dask")
+        for kind in ("scheduler", "worker", "nanny")
+    }
+    found[_ROUTES] = _with(_ROUTES, "cableway._dask.page")
+    found[_MANAGER] = [
+        {**policy, "class": "cableway.dask.OneCopyANode"}
+        if policy["class"] == "distributed.active_memory_manager.ReduceReplicas"
+        else policy
+        for policy in dask.config.get(_MANAGER)
+    ]
+    dask.config.set(found)
+
+
+def _with(name: str, module: str) -> list[str]:
+    """A list of the configuration, and the module in it."""
+    found = dask.config.get(name, default=[])
+    modules = [found] if isinstance(found, str) else list(found)
+    return modules if module in modules else [*modules, module]
+
+
+def dask_setup(server: Any) -> None:
+    """Dask calls it where this module is a preload, when a scheduler, worker or nanny has started."""
+    if isinstance(server, distributed.Worker):
+        worker.attach(server)
+    elif isinstance(server, distributed.Nanny):
+        worker.attach_nanny(server)
+
+
+def shared_bytes(obj: object) -> int:
+    """How many bytes of an object, as a task gets it or a worker has it, are a view of shared memory; 0: none."""
+    return records.mapped_bytes(obj)
+
+
+enable()

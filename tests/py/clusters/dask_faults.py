@@ -1,0 +1,103 @@
+"""What cableway.dask promises when workers or the broker are killed; test_dask_deaths.py runs it. The seed is printed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import dask_cluster as c
+from dask_cluster import MIB
+from distributed import Client
+
+import cableway as cw
+
+# Dask gives a task up when three of its workers were killed; here each is killed again and again.
+RETRIES = 1000
+
+
+def workers_killed(rounds: str, seed: str) -> None:
+    """Each of four workers in turn: no large key that another worker has is computed again, and the store is as before."""
+    print("seed", seed)
+    chance = random.Random(int(seed))
+    log = Path("log").resolve()
+    with c.cluster(4) as (client, workers):
+        x = client.submit(c.made, 8, str(log), workers=workers[:1], allow_other_workers=True)
+        for turn in range(int(rounds)):
+            everyone = sorted(c.addresses(client))
+            _all_read(client, x, everyone)
+            assert c.times_made(log) == 1
+            victim = everyone[turn % 4]
+            pid = client.run(os.getpid, workers=[victim])[victim]
+            sums = [client.submit(c.total, x, pure=False, retries=RETRIES) for _ in range(4)]
+            time.sleep(chance.random() * 0.02)
+            os.kill(pid, signal.SIGKILL)
+            assert client.gather(sums) == [c.total_of(8)] * 4
+            assert c.until(lambda: victim not in _known(client)), victim  # noqa: B023
+            client.wait_for_workers(4, timeout=120)
+            assert c.used() <= 8 * MIB + 9 * MIB, c.used()
+        assert c.times_made(log) == 1
+    assert c.until(lambda: c.used() < 9 * MIB), c.used()
+
+
+def _known(client: Client) -> set[str]:
+    return set(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def _all_read(client: Client, x: Any, everyone: list[str]) -> None:
+    sums = [
+        client.submit(
+            c.total, x, workers=[w], allow_other_workers=True, pure=False, retries=RETRIES
+        )
+        for w in everyone
+    ]
+    assert client.gather(sums) == [c.total_of(8)] * len(everyone)
+
+
+def broker_killed(rounds: str, seed: str) -> None:
+    """In the midst of transfers, again and again: results are right, and nothing waits for ever."""
+    print("seed", seed)
+    chance = random.Random(int(seed))
+    with c.cluster(4) as (client, workers):
+        for turn in range(int(rounds)):
+            arrays = [
+                client.submit(c.made, 4, fill=4 * turn + i, workers=[w], pure=False)
+                for i, w in enumerate(workers)
+            ]
+            killer = threading.Timer(chance.random() * 0.2, _kill_broker)
+            killer.start()
+            sums = [
+                client.submit(c.total, x, workers=[w], pure=False) for x in arrays for w in workers
+            ]
+            found = client.gather(sums)
+            killer.join()
+            assert found == [c.total_of(4, 4 * turn + i) for i in range(4) for _ in workers], found
+            del sums, arrays
+        # With the broker of now, handles go again.
+        client.restart()
+        workers = c.addresses(client)
+        x = client.submit(c.made, 4, workers=workers[:1])
+        sums = [client.submit(c.total, x, workers=[w], pure=False) for w in workers]
+        assert client.gather(sums) == [c.total_of(4)] * 4
+        assert c.until(
+            lambda: all(seen["mapped"].get(x.key) for seen in client.run(c.look).values())
+        )
+
+
+def _kill_broker() -> None:
+    try:
+        pid = cw.connect().broker_pid
+    except cw.Error:
+        return
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+if __name__ == "__main__":
+    c.main(globals())

@@ -20,6 +20,11 @@ static const struct cli_command commands[] = {
      "hangs,\n"
      "and then says so.\n",
      CLI_JSON, 0, 0, cmd_status},
+    {"metrics", "", "Print figures as OpenMetrics text, for Prometheus.",
+     "Reads shared memory alone and asks nobody: works also when the broker is stopped or hangs. "
+     "If none\n"
+     "runs, the one figure is cableway_up 0, and the exit code 0.\n",
+     0, 0, 0, cmd_metrics},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL | CLI_OLD, 0, 1, cmd_ls},
     {"stat", "NAME", "Show all that is known about one name.",

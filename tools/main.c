@@ -25,6 +25,10 @@ static const struct cli_command commands[] = {
      "If none\n"
      "runs, the one figure is cableway_up 0, and the exit code 0.\n",
      0, 0, 0, cmd_metrics},
+    {"leaks", "", "Find memory that perhaps nobody needs, and say what to do about it.",
+     "Arrays that nobody has open, handles that nobody opened, memory that idle processes keep,\n"
+     "earlier versions of trees that are still open, and memory whose maker has ended.\n",
+     CLI_JSON | CLI_OLDER, 0, 0, cmd_leaks},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL | CLI_OLD, 0, 1, cmd_ls},
     {"stat", "NAME", "Show all that is known about one name.",

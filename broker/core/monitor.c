@@ -79,6 +79,7 @@ static void update_row(struct cwd_broker *b, struct cwd_session *session) {
     CW_STORE(M1, &row->transits, session->transits, relaxed);
     CW_STORE(M1, &row->waits, session->waits, relaxed);
     CW_STORE(M1, &row->requests, session->requests_done, relaxed);
+    CW_STORE(M1, &row->heard_ns, (uint64_t)session->heard_ns, relaxed);
 }
 
 void cwd_monitor_answer(struct cwd_broker *b, struct cwd_session *session) {
@@ -125,6 +126,8 @@ void cwd_monitor_row_open(struct cwd_broker *b, struct cwd_session *session, con
         CW_STORE(M1, &row->transits, 0, relaxed);
         CW_STORE(M1, &row->waits, 0, relaxed);
         CW_STORE(M1, &row->requests, 0, relaxed);
+        session->heard_ns = b->now_ns;
+        CW_STORE(M1, &row->heard_ns, (uint64_t)b->now_ns, relaxed);
         /* M2: the row's session comes last, so that who finds it finds the rest. */
         CW_STORE(M2, &row->session, session->id, release);
         session->row = i;

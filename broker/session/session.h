@@ -61,6 +61,7 @@ struct cwd_session {
     /* charged to it */
     uint32_t slabs, transits, waits, jobs, remotes, fork_pipes, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
+    int64_t heard_ns;                   /* of the turn in which a request of its was last read */
     uint32_t adopts_from;               /* the slab at which its ADOPT goes on; 0: none does */
     uint64_t routes_seen[CW_ROUTES];    /* of its figures, what the counters have */
     uint64_t last_transit;              /* the highest counter of its BEGINs */

@@ -12,6 +12,7 @@
 #include "shm/base/error.h"
 #include "tools/cli.h"
 #include "tools/watch/clients.h"
+#include "tools/watch/memory.h"
 #include "tools/monitor.h"
 #include "tools/watch/openmetrics.h"
 #include "tools/watch/pools.h"
@@ -148,6 +149,46 @@ static void write_clients(const struct clients *clients) {
     }
 }
 
+/* ---- slabs, by device ---- */
+
+enum { OWNED_LIVE, OWNED_FREE, ORPHAN_LIVE, ORPHAN_FREE, SHARES };
+
+static void write_shares(const struct memory_slab *slabs, size_t count, const char *device) {
+    static const char *const labels[SHARES][2] = {[OWNED_LIVE] = {"client", "live"},
+                                                  [OWNED_FREE] = {"client", "free"},
+                                                  [ORPHAN_LIVE] = {"nobody", "live"},
+                                                  [ORPHAN_FREE] = {"nobody", "free"}};
+    uint64_t shares[SHARES] = {0};
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(slabs[i].device, device) != 0)
+            continue;
+        unsigned at = slabs[i].owner ? OWNED_LIVE : ORPHAN_LIVE;
+        shares[at] += slabs[i].live_bytes;
+        shares[at + 1] += slabs[i].size_bytes - slabs[i].live_bytes;
+    }
+    for (unsigned i = 0; i < SHARES; i++)
+        openmetrics_sample(
+            (const char *[]){"device", device, "owner", labels[i][0], "state", labels[i][1], NULL},
+            shares[i]);
+}
+
+static void write_memory(const struct monitor *monitor) {
+    struct memory_slab *slabs;
+    size_t count;
+    begin("", "memory_bytes", OPENMETRICS_GAUGE,
+          "bytes of slabs: in arrays (live) or kept for the next ones (free)");
+    if (memory_slabs(monitor, &slabs, &count))
+        return; /* the broker has just ended; nothing of it is left to see */
+    for (size_t i = 0; i < count; i++) {
+        size_t first = 0;
+        while (strcmp(slabs[first].device, slabs[i].device) != 0)
+            first++;
+        if (first == i)
+            write_shares(slabs, count, slabs[i].device);
+    }
+    free(slabs);
+}
+
 /* ---- pools ---- */
 
 struct pools {
@@ -208,6 +249,7 @@ static void write_all(const struct monitor *monitor) {
     write_gauges(monitor->root);
     write_counters(monitor->root);
     write_limits(monitor->root);
+    write_memory(monitor);
     write_clients(clients);
     write_pools(&pools);
     free(pools.rows);

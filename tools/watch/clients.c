@@ -22,6 +22,7 @@ bool clients_copy(struct cw_root *root, unsigned i, struct client_row *out) {
         return false;
     out->pid = CW_LOAD(MON, &row->pid, relaxed);
     out->connected_ns = monitor_word(&row->connected_ns);
+    out->heard_ns = monitor_word(&row->heard_ns);
     out->slabs = monitor_word(&row->slabs);
     out->bytes = monitor_word(&row->bytes);
     out->gpu_bytes = monitor_word(&row->gpu_bytes);

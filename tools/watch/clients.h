@@ -14,6 +14,7 @@ enum client_role { CLIENT_USER, CLIENT_BRIDGE, CLIENT_MOVER, CLIENT_ROLES };
 struct client_row { /* a private copy of a cw_monitor_client */
     uint32_t session, pid;
     uint64_t connected_ns; /* CLOCK_REALTIME */
+    uint64_t heard_ns;     /* CLOCK_MONOTONIC of its last request */
     uint64_t slabs, bytes, gpu_bytes, transits, waits, requests;
     char comm[33];
     enum client_role role; /* by the name that it gave itself: a word for people */

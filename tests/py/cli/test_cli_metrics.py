@@ -112,6 +112,25 @@ input()
     assert [labels["command"] for labels in row] == ['a"b\\c\\x0ad\\xff']
 
 
+def test_memory_is_told_by_device_owner_and_state() -> None:
+    x = cw.put("metrics/large", np.ones(1 << 20))
+    y = cw.empty(4 << 20)
+    y.close()
+    found = families()
+    live, free = (
+        value(found, "cableway_memory_bytes", device="cpu", owner="client", state=state)
+        for state in ("live", "free")
+    )
+    assert live >= x.nbytes
+    assert free >= 32 << 20
+    assert live + free <= run_json("status")["gauges"]["bytes"]
+    # No other owner, state or device than the four pairs of this one.
+    assert sum(sample.value for sample in found["cableway_memory_bytes"].samples) == live + free + sum(
+        value(found, "cableway_memory_bytes", owner="nobody", state=state) for state in ("live", "free")
+    )  # fmt: skip
+    cw.remove("metrics/large")
+
+
 def _hold(gate: str) -> None:
     with open(gate, "rb") as file:  # opens once the test opens the other end
         file.read()

@@ -975,6 +975,12 @@ typedef struct cw_transit_info {
  * 96 are told. *count: how many were written; *total: how many there are. */
 int cw_transits_oldest(cw_client *client, cw_transit_info *out, uint32_t room, uint32_t *count,
                        uint64_t *total);
+/* Sets a limit of the broker (`cableway limit show` lists them) while it runs, until it ends.
+ * *before, *now: its value (0 bytes become what they mean: half of the memory). One that is lower
+ * than what is in use takes nothing away and refuses what is new. -EINVAL: no such limit, or out of
+ * its range; -EDQUOT: max_fds, and the machine allows no more open files. */
+int cw_limit_set(cw_client *client, const char *limit, uint64_t value, uint64_t *before,
+                 uint64_t *now);
 /* Asks the broker to end. Every client then gets -ECONNRESET; names are lost. */
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */

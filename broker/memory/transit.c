@@ -405,6 +405,17 @@ int64_t cwd_transits_due(struct cwd_broker *b) {
     return next ? next->limit_ns : INT64_MAX;
 }
 
+/* All of a list by as much: it stays in order. 0 is over already. */
+static void move_limits(struct cwd_transit *list, int64_t more_ns) {
+    for (; list; list = list->next)
+        list->limit_ns = list->limit_ns ? list->limit_ns + more_ns : 0;
+}
+
+void cwd_transits_move_limits(struct cwd_broker *b, int64_t more_ns, int64_t soon_more_ns) {
+    move_limits(b->transit_first, more_ns);
+    move_limits(b->transit_soon, soon_more_ns);
+}
+
 void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_transit *kept, *opened, *following, *ready;
     while ((ready = ready_take(b, session)))

@@ -11,6 +11,19 @@
 
 #define TRANSITS_LEAST 14u /* the answer for so many always fits */
 
+int cwd_serve_limit_set(struct cwd_broker *b, struct cwd_session *s, struct request *r,
+                        struct result *result) {
+    const struct cw_limit_set *set = &r->body.limit_set;
+    if (r->body_bytes != sizeof *set + set->name_bytes || set->reserved)
+        return -EBADMSG;
+    if (s->of_bridge)
+        return cw_fail(-EPERM, "limits are this user's programs' to set, not the bridge's");
+    result->body_bytes = sizeof result->body.limit;
+    return cwd_limits_change(b, (const char *)r->body.bytes + sizeof *set, set->name_bytes,
+                             set->value, s->pid, &result->body.limit.before,
+                             &result->body.limit.now);
+}
+
 int cwd_serve_transits(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                        struct result *result) {
     static struct {

@@ -7,6 +7,6 @@
 
 #include "broker/session/request_form.h"
 
-serve cwd_serve_transits;
+serve cwd_serve_transits, cwd_serve_limit_set;
 
 #endif

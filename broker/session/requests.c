@@ -354,6 +354,8 @@ static const struct operation {
     [CW_OP_NEXT_VERSION] = {cwd_serve_next_version, sizeof(struct cw_next_version), CW_MESSAGE_MAX,
                             COST_SCAN, QUESTION},
     [CW_OP_RELEASE] = {cwd_serve_release, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_LIMIT_SET] = {cwd_serve_limit_set, sizeof(struct cw_limit_set), CW_MESSAGE_MAX,
+                         COST_SCAN, EFFECT},
     [CW_OP_TRANSITS] = {cwd_serve_transits, 0, 0, COST_SCAN, QUESTION},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},

@@ -218,6 +218,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         cwd_reclaim_suspect_waiting(b);
         b->reclaim.urgent = true;
         b->clients--;
+        b->admins -= session->is_admin;
         b->remote.sessions -= session->of_bridge;
         b->last_client_ns = b->now_ns;
     }

@@ -1,7 +1,8 @@
 /*
- * What who administers a broker asks of it: handles under way. Any thread may call; nothing is
- * kept.
+ * What who administers a broker asks of it: handles under way, limits. Any thread may call; nothing
+ * is kept.
  */
+#include <limits.h>
 #include <string.h>
 
 #include "ipc/base/device.h"
@@ -41,5 +42,25 @@ int cw_transits_oldest(cw_client *client, cw_transit_info *out, uint32_t room, u
     *total = reply.head.total;
     for (uint32_t i = 0; i < *count; i++)
         describe(&reply.told[i], &out[i]);
+    return 0;
+}
+
+int cw_limit_set(cw_client *client, const char *limit, uint64_t value, uint64_t *before,
+                 uint64_t *now) {
+    struct cw_limit_reply reply;
+    uint32_t bytes = sizeof reply;
+    if (!client || !limit || !before || !now)
+        return cw_needs("a client, a limit's name and places for its values");
+    struct cw_limit_set body = {.value = value, .name_bytes = (uint32_t)strnlen(limit, NAME_MAX)};
+    struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)limit, body.name_bytes}};
+    int code = cw_client_usable(client);
+    if (code == 0)
+        code = cw_channel_call(client, CW_OP_LIMIT_SET, parts, 2, &reply, &bytes, CW_CALL_DEED, -1);
+    if (code)
+        return code;
+    if (bytes != sizeof reply)
+        return cw_fail(-EPROTO, "the broker answered LIMIT_SET with %u bytes", bytes);
+    *before = reply.before;
+    *now = reply.now;
     return 0;
 }

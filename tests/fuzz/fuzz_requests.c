@@ -149,7 +149,8 @@ static void say(struct world *w, struct input *in, bool bent) {
         CW_OP_REMOTE_NEXT,  CW_OP_REMOTE_DONE,   CW_OP_CHANGES,        CW_OP_REPLICA,
         CW_OP_ROOM,         CW_OP_DEED,          CW_OP_GROUP,          CW_OP_PUT_TREE,
         CW_OP_FIND_VERSION, CW_OP_WAIT_AFTER,    CW_OP_CLAIM,          CW_OP_RELEASE,
-        CW_OP_NEXT_VERSION, CW_OP_TRANSIT_SHARE, CW_OP_TRANSIT_OPENED, CW_OP_TRANSITS};
+        CW_OP_NEXT_VERSION, CW_OP_TRANSIT_SHARE, CW_OP_TRANSIT_OPENED, CW_OP_TRANSITS,
+        CW_OP_LIMIT_SET};
     uint8_t bytes[sizeof(struct cw_message) + 2048];
     struct cw_message head = {.op = ops[take(in, 1) % (sizeof ops / sizeof *ops)],
                               .id = take(in, 1)};
@@ -242,8 +243,8 @@ static void say_tree(struct world *w, struct input *in) {
 }
 
 static void say_ref(struct world *w, struct input *in) {
-    static const uint16_t ops[] = {CW_OP_TRANSIT_BEGIN, CW_OP_TRANSIT_END,    CW_OP_DROP,
-                                   CW_OP_HOLDERS,       CW_OP_TRANSIT_OPENED, CW_OP_TRANSITS};
+    static const uint16_t ops[] = {CW_OP_TRANSIT_BEGIN, CW_OP_TRANSIT_END, CW_OP_DROP,
+                                   CW_OP_HOLDERS, CW_OP_TRANSIT_OPENED};
     struct {
         struct cw_message head;
         struct cw_block_ref ref;

@@ -130,6 +130,15 @@ static void find_cache(struct search *search, const struct client_row *row,
                                     (json_int_t)live_bytes, "idle_seconds", idle_seconds));
 }
 
+/* Of its owner's slabs on its device? */
+static bool is_first(const struct memory_slab *slabs, size_t at) {
+    for (size_t i = 0; i < at; i++) {
+        if (slabs[i].owner == slabs[at].owner && strcmp(slabs[i].device, slabs[at].device) == 0)
+            return false;
+    }
+    return true;
+}
+
 static void find_caches(struct search *search, const struct monitor *monitor,
                         const struct memory_slab *slabs, size_t count) {
     struct client_row row;
@@ -137,13 +146,7 @@ static void find_caches(struct search *search, const struct monitor *monitor,
         if (!clients_copy(monitor->root, i, &row))
             continue;
         for (size_t s = 0; s < count; s++) {
-            size_t before = 0; /* each device once, at the first slab of it */
-            while (slabs[before].owner != row.session ||
-                   strcmp(slabs[before].device, slabs[s].device) != 0) {
-                if (++before >= s)
-                    break;
-            }
-            if (slabs[s].owner == row.session && before >= s)
+            if (slabs[s].owner == row.session && is_first(slabs, s))
                 find_cache(search, &row, slabs, count, slabs[s].device);
         }
     }
@@ -291,13 +294,13 @@ static int largest_first(const void *a, const void *b) {
 
 static void sort(json_t *found, const char *key) {
     size_t count = json_array_size(found), at;
-    json_t **rows = calloc(count + 1, sizeof *rows), *row;
+    json_t **rows = calloc(count + 1, sizeof(void *)), *row;
     CW_ASSERT(rows);
     json_array_foreach(found, at, row) {
         rows[at] = json_incref(row);
     }
     sort_key = key;
-    qsort(rows, count, sizeof *rows, largest_first);
+    qsort(rows, count, sizeof(void *), largest_first);
     json_array_clear(found);
     for (at = 0; at < count; at++)
         json_array_append_new(found, rows[at]);

@@ -88,6 +88,7 @@ struct cwd_broker {
     struct cwd_session *dropped;  /* to be settled at the end of the turn, before that */
     uint32_t next_session;
     uint32_t clients;    /* sessions that said HELLO and have not ended */
+    uint32_t admins;     /* of these, who came to change a limit (hello.c) */
     uint32_t connecting; /* sessions that did not say HELLO yet */
     int64_t last_client_ns;
 

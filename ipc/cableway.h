@@ -960,6 +960,27 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out);
  * ndim 0 and an empty dtype. Of another node's names each is asked for. */
 typedef int cw_on_name(void *context, const cw_name_info *info);
 int cw_names_stat(cw_client *client, const char *prefix, cw_on_name *each, void *context);
+typedef struct cw_transit_info {
+    uint64_t nbytes;          /* of the block in which the array lies */
+    uint64_t age_ns, left_ns; /* since its handle was exported; until it ends by itself */
+    uint32_t pid;             /* of who exported it; 0: that process has ended */
+    uint32_t openers;         /* processes that are still to open it; 0: nobody knows how many */
+    uint32_t opened, tied;    /* 1: it was opened, and stays for others; it lies in a queue */
+    char device[16];          /* as in cw_name_info */
+    char device_uuid[41];
+    uint64_t reserved[4];
+} cw_transit_info;
+/* The oldest handles under way, of all clients, the oldest first: arrays that were exported
+ * (pickled, sent, put into a queue) and not opened by all for whom they are. room: of out; at most
+ * 96 are told. *count: how many were written; *total: how many there are. */
+int cw_transits_oldest(cw_client *client, cw_transit_info *out, uint32_t room, uint32_t *count,
+                       uint64_t *total);
+/* Sets a limit of the broker (`cableway limit show` lists them) while it runs, until it ends.
+ * *before, *now: its value (0 bytes become what they mean: half of the memory). One that is lower
+ * than what is in use takes nothing away and refuses what is new. -EINVAL: no such limit, or out of
+ * its range; -EDQUOT: max_fds, and the machine allows no more open files. */
+int cw_limit_set(cw_client *client, const char *limit, uint64_t value, uint64_t *before,
+                 uint64_t *now);
 /* Asks the broker to end. Every client then gets -ECONNRESET; names are lost. */
 int cw_broker_stop(cw_client *client);
 /* Round trip to the broker. */

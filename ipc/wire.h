@@ -118,6 +118,8 @@ enum cw_op {
     CW_OP_TRANSIT_SHARE,  /* no reply: TRANSIT_BEGIN of a handle that several open */
     CW_OP_TRANSIT_OPENED, /* no reply: one of those opened it, and has a lease by now. The last one
                              ends it */
+    CW_OP_TRANSITS,       /* reply: the oldest transits, of all clients */
+    CW_OP_LIMIT_SET,      /* not of the bridge: a limit changes now. reply: before and now */
 };
 
 struct cw_message {
@@ -237,6 +239,33 @@ struct cw_transit_share { /* TRANSIT_SHARE body */
     uint32_t openers; /* 1 to CW_TRANSIT_OPENERS_MAX, or CW_OPENERS_ANY */
     uint32_t reserved;
 };
+struct cw_limit_set { /* LIMIT_SET; then name_bytes of the limit's name */
+    uint64_t value;
+    uint32_t name_bytes, reserved; /* 0 */
+};
+struct cw_limit_reply {
+    uint64_t before, now; /* now: what a value of 0 bytes means */
+};
+#define CW_TRANSITS_TOLD     96u
+#define CW_TRANSIT_IS_OPENED 1u /* by somebody, and stays for others */
+#define CW_TRANSIT_IS_TIED   2u /* to a block with which it ends: an item of a queue */
+struct cw_transit_told {
+    uint32_t slab, block, session, pid; /* who began it; pid 0: it has ended */
+    uint64_t size_bytes;                /* of the block */
+    uint64_t age_ns, left_ns;           /* since it began; until its limit */
+    uint32_t openers;                   /* that are still to come, or CW_OPENERS_ANY */
+    uint32_t flags;                     /* CW_TRANSIT_IS_... */
+    uint32_t device_kind, reserved;
+    uint8_t device_uuid[16];
+};
+struct cw_transits_reply { /* TRANSITS reply; then count of cw_transit_told, the oldest first */
+    uint32_t count, reserved;
+    uint64_t total; /* of all that there are */
+};
+_Static_assert(sizeof(struct cw_limit_set) == 16 && sizeof(struct cw_limit_reply) == 16 &&
+                   sizeof(struct cw_transit_told) == 72 && sizeof(struct cw_transits_reply) == 16 &&
+                   24 + 16 + CW_TRANSITS_TOLD * sizeof(struct cw_transit_told) <= CW_MESSAGE_MAX,
+               "layout");
 struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uint32_t each */
     uint32_t holders; /* clients that hold a lease on it */
     uint32_t listed;

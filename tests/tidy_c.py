@@ -74,11 +74,12 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
         "broker/bridge/wire", "broker/bridge/link",
     ),
     "tools": ("shm/base", "shm/session", "ipc/cableway.h", "ipc/wire.h", "ipc/request/address.h"),
-    "tools/commands": ("shm/base", "shm/session", "ipc/cableway.h", "tools", "tools/doctor", "tools/npy", "tools/run", "tools/safetensors"),
+    "tools/commands": ("shm/base", "shm/session", "ipc/cableway.h", "tools", "tools/doctor", "tools/npy", "tools/run", "tools/safetensors", "tools/watch"),
     "tools/doctor": ("shm/base", "shm/session", "ipc/cableway.h", "tools"),
     "tools/npy": ("shm/base", "ipc/cableway.h"),
     "tools/run": ("shm/base", "ipc/cableway.h", "tools"),
     "tools/safetensors": ("shm/base", "ipc/cableway.h", "tools/npy"),
+    "tools/watch": ("shm/base", "shm/session", "shm/blocks", "ipc/wire.h", "ipc/base/device.h", "ipc/tasks/pool_parts.h", "tools"),
     # The benchmarks of TLS speak the protocol of nodes.
     "tools/bench/programs": ("shm/base", "shm/session", "ipc/cableway.h", "ipc/base/meta.h", "broker/bridge/wire/frame.h"),
     "py/csrc": ("ipc/cableway.h",),

@@ -39,6 +39,8 @@ static const struct option_row option_rows[] = {
     {"processes", CLI_PROCESSES, "N", "how many, also -n N (default: one for each CPU)"},
     {"tag", CLI_TAG, NULL, "put [RANK] before each line of output"},
     {"keep-going", CLI_KEEP_GOING, NULL, "do not end the others when one fails"},
+    {"older", CLI_OLDER, "SECONDS",
+     "only what is older, or has been idle for longer (default: 60)"},
     {"grace", CLI_GRACE, "SECONDS", "between SIGTERM and SIGKILL (default: 5)"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
@@ -117,6 +119,8 @@ static int take_option(const struct option_row *row, const char *value, struct c
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_GRACE && !parse_seconds(value, &out->grace_ns))
         return cli_error(CLI_USAGE, "--grace takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_OLDER && !parse_seconds(value, &out->older_ns))
+        return cli_error(CLI_USAGE, "--older takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_PROCESSES)
         return parse_processes(value, &out->processes);
     if (row->bit == CLI_AFTER && !parse_version(value, &out->after))

@@ -46,6 +46,7 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_TAG = 32768,
                   CLI_KEEP_GOING = 65536,
                   CLI_GRACE = 131072,
+                  CLI_OLDER = 262144,
 };
 
 #define CLI_DEVICES_MAX 64
@@ -60,6 +61,7 @@ struct cli {                              /* a parsed command line */
     uint64_t after;     /* a version of a tree */
     uint32_t processes; /* 1 to CW_GROUP_RANKS_MAX; 0: not given */
     int64_t grace_ns;
+    int64_t older_ns;
     int count;
     char **arguments;
 };
@@ -91,6 +93,9 @@ int cmd_doctor(const struct cli *cli);
 int cmd_load(const struct cli *cli);
 int cmd_verify(const struct cli *cli);
 int cmd_run(const struct cli *cli);
+int cmd_metrics(const struct cli *cli);
+int cmd_leaks(const struct cli *cli);
+int cmd_limit(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with

@@ -20,6 +20,23 @@ static const struct cli_command commands[] = {
      "hangs,\n"
      "and then says so.\n",
      CLI_JSON, 0, 0, cmd_status},
+    {"metrics", "", "Print figures as OpenMetrics text, for Prometheus.",
+     "Reads shared memory alone and asks nobody: works also when the broker is stopped or hangs. "
+     "If none\n"
+     "runs, the one figure is cableway_up 0, and the exit code 0.\n",
+     0, 0, 0, cmd_metrics},
+    {"leaks", "", "Find memory that perhaps nobody needs, and say what to do about it.",
+     "Arrays that nobody has open, handles that nobody opened, memory that idle processes keep,\n"
+     "earlier versions of trees that are still open, and memory whose maker has ended.\n",
+     CLI_JSON | CLI_OLDER, 0, 0, cmd_leaks},
+    {"limit", "show [NAME] | set NAME VALUE",
+     "Show the broker's limits, and set one while it runs.",
+     "A VALUE in bytes may end in KiB, MiB, GiB or TiB. It holds until the broker ends; for good "
+     "it "
+     "is set\n"
+     "in cableway.conf (see cablewayd(1)). A limit that is lower than what is in use takes nothing "
+     "away.\n",
+     CLI_JSON, 1, 3, cmd_limit},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL | CLI_OLD, 0, 1, cmd_ls},
     {"stat", "NAME", "Show all that is known about one name.",

@@ -27,9 +27,7 @@ static int none_runs(const struct cw_address *address) {
     return cw_fail(-ENOENT, "no broker runs (none listens at %.300s)", address->socket_path);
 }
 
-/* Opens one memfd of another process by its number. Returns the descriptor, -ENOENT: it is not (or
- * no longer) one of ours, or -EPERM. */
-static int open_memfd(pid_t pid, const char *number, const char *prefix) {
+int monitor_open_memfd(pid_t pid, const char *number, const char *prefix) {
     char path[64], link[128];
     snprintf(path, sizeof path, "/proc/%d/fd/%.16s", (int)pid, number);
     ssize_t length = readlink(path, link, sizeof link - 1);
@@ -75,7 +73,7 @@ static bool process_ended(char state) {
 static int open_root(struct monitor *monitor) {
     char number[16];
     snprintf(number, sizeof number, "%d", monitor->lock.root_fd);
-    int fd = open_memfd(monitor->lock.pid, number, "/memfd:cw-");
+    int fd = monitor_open_memfd(monitor->lock.pid, number, "/memfd:cw-");
     if (fd == -ENOENT)
         return none_runs(&monitor->address);
     /* What is left of a dead one until it is waited for is root's alone to read. */
@@ -172,7 +170,7 @@ static int fetch_segment(void *context, uint32_t kind, uint64_t which, struct cw
         return cw_fail(-ECONNRESET, "%s cannot be read: %m", path);
     int code = cw_fail(-ECONNRESET, "the broker holds no segment %s", label + 7);
     for (struct dirent *entry; (entry = readdir(folder));) {
-        int fd = open_memfd(monitor->lock.pid, entry->d_name, label);
+        int fd = monitor_open_memfd(monitor->lock.pid, entry->d_name, label);
         if (fd < 0)
             continue;
         code = map_segment(fd, kind, out);

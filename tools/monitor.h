@@ -48,6 +48,10 @@ const char *monitor_state_text(enum monitor_state state);
  * frees each and the array. Reads the directory through /proc. 0 or negative. */
 int monitor_namespaces(struct monitor *monitor, char ***out, size_t *count);
 
+/* Opens one descriptor of another process by its number, read-only, if its link in /proc begins so
+ * ("/memfd:cw-..."). Returns the descriptor; -ENOENT: it is none of these, or gone; or -EPERM. */
+int monitor_open_memfd(pid_t pid, const char *number, const char *prefix);
+
 static inline uint64_t monitor_word(cw_a64 *word) {
     return CW_LOAD(MON, word,
                    relaxed); /* figures of one moment each; nothing depends on their order */

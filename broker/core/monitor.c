@@ -27,6 +27,11 @@ uint64_t cwd_boottime_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+void cwd_monitor_limits(struct cwd_broker *b) {
+    for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
+        CW_STORE(M1, &b->root->limits[i], b->limits.value[i], relaxed);
+}
+
 void cwd_monitor_init(struct cwd_broker *b) {
     b->root->protocol = CW_PROTOCOL_VERSION;
     b->root->pid = (uint32_t)getpid();
@@ -34,8 +39,7 @@ void cwd_monitor_init(struct cwd_broker *b) {
     b->root->since_ns = cwd_boottime_ns();
     b->root->task = cw_task_self();
     b->root->world = cw_task_world();
-    for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
-        CW_STORE(M1, &b->root->limits[i], b->limits.value[i], relaxed);
+    cwd_monitor_limits(b);
 }
 
 static void gauge(struct cwd_broker *b, enum cw_gauge which, uint64_t value) {
@@ -79,6 +83,7 @@ static void update_row(struct cwd_broker *b, struct cwd_session *session) {
     CW_STORE(M1, &row->transits, session->transits, relaxed);
     CW_STORE(M1, &row->waits, session->waits, relaxed);
     CW_STORE(M1, &row->requests, session->requests_done, relaxed);
+    CW_STORE(M1, &row->heard_ns, (uint64_t)session->heard_ns, relaxed);
 }
 
 void cwd_monitor_answer(struct cwd_broker *b, struct cwd_session *session) {
@@ -125,6 +130,8 @@ void cwd_monitor_row_open(struct cwd_broker *b, struct cwd_session *session, con
         CW_STORE(M1, &row->transits, 0, relaxed);
         CW_STORE(M1, &row->waits, 0, relaxed);
         CW_STORE(M1, &row->requests, 0, relaxed);
+        session->heard_ns = b->now_ns;
+        CW_STORE(M1, &row->heard_ns, (uint64_t)b->now_ns, relaxed);
         /* M2: the row's session comes last, so that who finds it finds the rest. */
         CW_STORE(M2, &row->session, session->id, release);
         session->row = i;

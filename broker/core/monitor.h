@@ -14,6 +14,8 @@
 uint64_t cwd_boottime_ns(void);
 /* Writes pid, start and limits. */
 void cwd_monitor_init(struct cwd_broker *broker);
+/* Writes the limits, which have changed. */
+void cwd_monitor_limits(struct cwd_broker *broker);
 /* Writes the gauges, and the rows of sessions that changed. At the end of a turn. */
 void cwd_monitor_update(struct cwd_broker *broker);
 /* A session is about to get an answer: counts it, and writes the gauges and its row. Before the

@@ -6,6 +6,7 @@
 #include "broker/memory/transit.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "broker/broker.h"
 #include "broker/memory/early_ends.h"
@@ -33,6 +34,7 @@ struct cwd_transit {
     struct anchor_key to;
     struct cwd_anchor
         *anchor; /* of that block; NULL: there was no memory, and only its limit looks */
+    int64_t begun_ns;
     int64_t limit_ns;
     uint32_t openers;      /* openings that are still to come, or CW_OPENERS_ANY */
     bool is_soon;          /* it is in transit_soon, not in transit_first */
@@ -270,6 +272,7 @@ static struct cwd_transit *transit_make(struct cwd_broker *b, struct cwd_session
     transit->hold = NULL;
     transit->token = ref->token;
     transit->ref = *ref;
+    transit->begun_ns = b->now_ns;
     transit->limit_ns = b->now_ns + transit_life_ns(b);
     CWD_ADD_SURELY(b->transits, token, sizeof transit->token, transit);
     DL_APPEND(b->transit_first, transit);
@@ -402,6 +405,17 @@ int64_t cwd_transits_due(struct cwd_broker *b) {
     return next ? next->limit_ns : INT64_MAX;
 }
 
+/* All of a list by as much: it stays in order. 0 is over already. */
+static void move_limits(struct cwd_transit *list, int64_t more_ns) {
+    for (; list; list = list->next)
+        list->limit_ns = list->limit_ns ? list->limit_ns + more_ns : 0;
+}
+
+void cwd_transits_move_limits(struct cwd_broker *b, int64_t more_ns, int64_t soon_more_ns) {
+    move_limits(b->transit_first, more_ns);
+    move_limits(b->transit_soon, soon_more_ns);
+}
+
 void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_transit *kept, *opened, *following, *ready;
     while ((ready = ready_take(b, session)))
@@ -418,6 +432,51 @@ void cwd_transits_forget(struct cwd_broker *b, struct cwd_session *session) {
                 end_soon(b, opened);
         }
     cwd_early_forget(b, session);
+}
+
+/* ---- for who looks ---- */
+
+#define OLDEST_LOOKS 4096 /* of each list: they are nearly in the order in which they began */
+
+static struct cw_transit_told tell(struct cwd_broker *b, const struct cwd_transit *transit) {
+    const struct cwd_slab *slab = cwd_slab_find(b, transit->ref.slab); /* it has a reference */
+    const struct cwd_session *maker = cwd_session_find(b, token_session(transit->token));
+    int64_t left_ns = transit->limit_ns - b->now_ns;
+    struct cw_transit_told told = {.slab = transit->ref.slab,
+                                   .block = transit->ref.block,
+                                   .session = token_session(transit->token),
+                                   .pid = maker ? (uint32_t)maker->pid : 0,
+                                   .size_bytes = block_bytes(b, &transit->ref),
+                                   .age_ns = (uint64_t)(b->now_ns - transit->begun_ns),
+                                   .left_ns = left_ns > 0 ? (uint64_t)left_ns : 0,
+                                   .openers = transit->openers,
+                                   .flags = (transit->opened_ns ? CW_TRANSIT_IS_OPENED : 0) |
+                                            (transit->is_tied ? CW_TRANSIT_IS_TIED : 0),
+                                   .device_kind = slab ? slab->info.device_kind : 0};
+    if (slab)
+        memcpy(told.device_uuid, slab->info.device_uuid, sizeof told.device_uuid);
+    return told;
+}
+
+uint32_t cwd_transits_oldest(struct cwd_broker *b, uint32_t room, struct cw_transit_told *out) {
+    struct cwd_transit *const lists[] = {b->transit_first, b->transit_soon};
+    uint32_t count = 0;
+    for (unsigned list = 0; list < 2; list++) {
+        uint32_t looks = 0;
+        for (const struct cwd_transit *transit = lists[list]; transit && looks < OLDEST_LOOKS;
+             transit = transit->next, looks++) {
+            uint64_t age_ns = (uint64_t)(b->now_ns - transit->begun_ns);
+            uint32_t at = count;
+            while (at > 0 && out[at - 1].age_ns < age_ns)
+                at--;
+            if (at == room)
+                continue;
+            count += count < room;
+            memmove(&out[at + 1], &out[at], (count - at - 1) * sizeof *out);
+            out[at] = tell(b, transit);
+        }
+    }
+    return count;
 }
 
 uint32_t cwd_transit_count(struct cwd_broker *b) {

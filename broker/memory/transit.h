@@ -84,6 +84,12 @@ int64_t cwd_transits_due(struct cwd_broker *broker);
  * alone has opened them; remembered ENDs for it go, those from it stay. */
 void cwd_transits_forget(struct cwd_broker *broker, struct cwd_session *session);
 uint32_t cwd_transit_count(struct cwd_broker *broker);
+/* transit_seconds and pickle_seconds have changed by so much: so do the limits of those under way.
+ */
+void cwd_transits_move_limits(struct cwd_broker *broker, int64_t more_ns, int64_t soon_more_ns);
+/* The oldest of all, the oldest first, room of them at most; returns how many. Where there are many
+ * it looks at those alone that are among the first to end. */
+uint32_t cwd_transits_oldest(struct cwd_broker *broker, uint32_t room, struct cw_transit_told *out);
 void cwd_transits_deinit(struct cwd_broker *broker);
 
 #endif

@@ -37,6 +37,7 @@ struct request { /* our own copy */
         struct cw_changes changes;
         struct cw_replica replica;
         struct cw_link link;
+        struct cw_limit_set limit_set;
     } body;
     uint32_t body_bytes;
 };
@@ -54,6 +55,7 @@ struct result {
         struct cw_link link;
         struct cw_version version;
         struct cw_deed_done deed;
+        struct cw_limit_reply limit;
         struct {
             struct cw_version_found head;
             char key[CW_KEY_MAX];

@@ -21,6 +21,7 @@
 #include "broker/names/names.h"
 #include "broker/names/versions.h"
 #include "broker/roles/remote.h"
+#include "broker/session/admin_requests.h"
 #include "broker/session/claim_requests.h"
 #include "broker/session/request_form.h"
 #include "broker/memory/room.h"
@@ -353,6 +354,9 @@ static const struct operation {
     [CW_OP_NEXT_VERSION] = {cwd_serve_next_version, sizeof(struct cw_next_version), CW_MESSAGE_MAX,
                             COST_SCAN, QUESTION},
     [CW_OP_RELEASE] = {cwd_serve_release, sizeof(struct cw_claim), CW_MESSAGE_MAX, 1, EFFECT},
+    [CW_OP_LIMIT_SET] = {cwd_serve_limit_set, sizeof(struct cw_limit_set), CW_MESSAGE_MAX,
+                         COST_SCAN, EFFECT},
+    [CW_OP_TRANSITS] = {cwd_serve_transits, 0, 0, COST_SCAN, QUESTION},
     [CW_OP_LINK] = {serve_link, EXACT(cw_link), 1, QUESTION},
     [CW_OP_LINK_KEEP] = {serve_link_keep, EXACT(cw_link), 1, EFFECT},
 #undef EXACT
@@ -404,6 +408,7 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
         cw_ring_consume(&session->requests);
         return 1;
     }
+    session->heard_ns = b->now_ns;
     result.status = operation->serve(b, session, &request, &result);
     if (result.status == -EBADMSG) {
         breach(b, session, "a request's numbers do not fit it", type, length);

@@ -31,7 +31,7 @@
 #define WAKE_AGAIN_NS 1000000 /* until a wake-up that had no memory is tried again */
 
 /* The largest body of a reply: HOLDERS with 64 pids, or a sentence. */
-#define BODY_MAX 1024u /* REMOTE_NEXT and HOLDERS_OF reserve more themselves */
+#define BODY_MAX 1024u /* REMOTE_NEXT, HOLDERS_OF and TRANSITS look for more themselves */
 
 struct cwd_session *cwd_session_find(struct cwd_broker *b, uint32_t id) {
     struct cwd_session *session;
@@ -218,6 +218,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         cwd_reclaim_suspect_waiting(b);
         b->reclaim.urgent = true;
         b->clients--;
+        b->admins -= session->is_admin;
         b->remote.sessions -= session->of_bridge;
         b->last_client_ns = b->now_ns;
     }
@@ -383,7 +384,8 @@ bool cwd_session_fits(struct cwd_session *session, uint32_t body_bytes) {
 void cwd_session_reply(struct cwd_broker *b, struct cwd_session *session, uint16_t op, uint64_t id,
                        int status, const void *body, uint32_t body_bytes) {
     uint8_t *place;
-    CW_ASSERT(body_bytes <= BODY_MAX || op == CW_OP_REMOTE_NEXT || op == CW_OP_HOLDERS_OF);
+    CW_ASSERT(body_bytes <= BODY_MAX || op == CW_OP_REMOTE_NEXT || op == CW_OP_HOLDERS_OF ||
+              op == CW_OP_TRANSITS);
     if (session->ended || session->state != CWD_OPEN || session->socket_ended)
         return; /* nobody reads it */
     struct cw_message head = {.size_bytes = (uint32_t)sizeof head + body_bytes,

@@ -40,6 +40,7 @@ struct cwd_session {
     bool pid_dead, socket_ended, ended;
     bool leases_ended; /* its tables count no more */
     bool said_bye;
+    bool is_admin;  /* one of those who may connect beyond the limit (hello.c) */
     bool of_bridge; /* our bridge's: it has two (broker/bridge/local/broker_channel.h), and neither
                        is a user */
     int sock, pidfd, doorbell, bell; /* -1 where there is none; bell: our write end */
@@ -61,6 +62,7 @@ struct cwd_session {
     /* charged to it */
     uint32_t slabs, transits, waits, jobs, remotes, fork_pipes, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
+    int64_t heard_ns;                   /* of the turn in which a request of its was last read */
     uint32_t adopts_from;               /* the slab at which its ADOPT goes on; 0: none does */
     uint64_t routes_seen[CW_ROUTES];    /* of its figures, what the counters have */
     uint64_t last_transit;              /* the highest counter of its BEGINs */

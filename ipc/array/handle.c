@@ -65,9 +65,9 @@ static int refuse_transit(cw_client *client) {
                        begun, CW_TRANSITS_MAX);
     return cw_fail(-EDQUOT,
                    "a handle more than the %llu of this client that are under way was asked for; "
-                   "max_client_transits allows no more: open or discard some, or set "
-                   "max_client_transits under [limits] in cableway.conf, or "
-                   "CABLEWAY_MAX_CLIENT_TRANSITS, and start the broker again",
+                   "max_client_transits allows no more: open or discard some. `cableway limit set "
+                   "max_client_transits NUMBER` changes it now; for later brokers set it under "
+                   "[limits] in cableway.conf, or CABLEWAY_MAX_CLIENT_TRANSITS",
                    (unsigned long long)limit);
 }
 

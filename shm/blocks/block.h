@@ -86,7 +86,13 @@ struct cw_block_table { /* a CW_SEGMENT_BLOCKS segment */
     uint64_t slab_bytes; /* size of the data, as the maker declared it */
     cw_a32 closed;    /* broker: 1 when the slab was given up: unmap when nothing of it is held */
     cw_a32 withdrawn; /* enum cw_table_state: who decides over a slab with nothing in it */
-    uint64_t reserved2[5];
+    /* broker, for who looks from outside (tools/watch), which checks nothing by it: */
+    cw_a32 slab;        /* its number; 0: the broker does not have it yet */
+    cw_a32 owner;       /* the session whose it is; 0: an orphan */
+    cw_a32 device_kind; /* enum cw_device_kind */
+    uint32_t reserved1;
+    cw_a64 device_uuid[2]; /* as bytes; zero for the host */
+    uint64_t reserved2;
     struct cw_block blocks[];
 };
 _Static_assert(sizeof(struct cw_block_table) == 128, "layout");

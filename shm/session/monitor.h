@@ -106,7 +106,8 @@ struct cw_monitor_client { /* 128 bytes; session 0: the row is empty */
     cw_a64 slabs, bytes, transits, waits, requests;
     cw_a64 comm[4]; /* up to 32 bytes of name, as words */
     cw_a64 gpu_bytes;
-    uint64_t reserved[4];
+    cw_a64 heard_ns; /* CLOCK_MONOTONIC of the loop's turn in which it last asked for anything */
+    uint64_t reserved[3];
 };
 _Static_assert(sizeof(struct cw_monitor_client) == 128, "layout");
 

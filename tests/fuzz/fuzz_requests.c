@@ -141,15 +141,16 @@ static bool ring_write(struct world *w, uint32_t type, const void *bytes, uint32
 
 static void say(struct world *w, struct input *in, bool bent) {
     static const uint16_t ops[] = {
-        CW_OP_PUT,          CW_OP_REMOVE,        CW_OP_WAIT,          CW_OP_CANCEL,
-        CW_OP_DROP,         CW_OP_TRANSIT_BEGIN, CW_OP_TRANSIT_END,   CW_OP_SLAB_CLOSE,
-        CW_OP_SLAB_ADOPT,   CW_OP_HOLDERS,       CW_OP_HOLDERS_OF,    CW_OP_BYE,
-        CW_OP_PING,         CW_OP_COPY,          CW_OP_MOVER_NEXT,    CW_OP_MOVER_DONE,
-        CW_OP_MAKE,         CW_OP_LINK,          CW_OP_LINK_KEEP,     CW_OP_REMOTE,
-        CW_OP_REMOTE_NEXT,  CW_OP_REMOTE_DONE,   CW_OP_CHANGES,       CW_OP_REPLICA,
-        CW_OP_ROOM,         CW_OP_DEED,          CW_OP_GROUP,         CW_OP_PUT_TREE,
-        CW_OP_FIND_VERSION, CW_OP_WAIT_AFTER,    CW_OP_CLAIM,         CW_OP_RELEASE,
-        CW_OP_NEXT_VERSION, CW_OP_TRANSIT_SHARE, CW_OP_TRANSIT_OPENED};
+        CW_OP_PUT,          CW_OP_REMOVE,        CW_OP_WAIT,           CW_OP_CANCEL,
+        CW_OP_DROP,         CW_OP_TRANSIT_BEGIN, CW_OP_TRANSIT_END,    CW_OP_SLAB_CLOSE,
+        CW_OP_SLAB_ADOPT,   CW_OP_HOLDERS,       CW_OP_HOLDERS_OF,     CW_OP_BYE,
+        CW_OP_PING,         CW_OP_COPY,          CW_OP_MOVER_NEXT,     CW_OP_MOVER_DONE,
+        CW_OP_MAKE,         CW_OP_LINK,          CW_OP_LINK_KEEP,      CW_OP_REMOTE,
+        CW_OP_REMOTE_NEXT,  CW_OP_REMOTE_DONE,   CW_OP_CHANGES,        CW_OP_REPLICA,
+        CW_OP_ROOM,         CW_OP_DEED,          CW_OP_GROUP,          CW_OP_PUT_TREE,
+        CW_OP_FIND_VERSION, CW_OP_WAIT_AFTER,    CW_OP_CLAIM,          CW_OP_RELEASE,
+        CW_OP_NEXT_VERSION, CW_OP_TRANSIT_SHARE, CW_OP_TRANSIT_OPENED, CW_OP_TRANSITS,
+        CW_OP_LIMIT_SET};
     uint8_t bytes[sizeof(struct cw_message) + 2048];
     struct cw_message head = {.op = ops[take(in, 1) % (sizeof ops / sizeof *ops)],
                               .id = take(in, 1)};

@@ -8,35 +8,9 @@
 #include <string.h>
 
 #include "tools/cli.h"
+#include "tools/watch/clients.h"
 #include "tools/monitor.h"
 #include "tools/output.h"
-
-struct client_row { /* a private copy of a cw_monitor_client */
-    uint32_t session, pid;
-    uint64_t connected_ns, slabs, bytes, gpu_bytes, transits, waits, requests;
-    char comm[33];
-};
-
-/* Copies row number i; false if it is empty. */
-static bool copy_client(struct cw_root *root, unsigned i, struct client_row *out) {
-    struct cw_monitor_client *row = &root->clients[i];
-    uint64_t comm[4];
-    *out = (struct client_row){.session = CW_LOAD(MON, &row->session, acquire)};
-    if (!out->session)
-        return false;
-    out->pid = CW_LOAD(MON, &row->pid, relaxed);
-    out->connected_ns = monitor_word(&row->connected_ns);
-    out->slabs = monitor_word(&row->slabs);
-    out->bytes = monitor_word(&row->bytes);
-    out->gpu_bytes = monitor_word(&row->gpu_bytes);
-    out->transits = monitor_word(&row->transits);
-    out->waits = monitor_word(&row->waits);
-    out->requests = monitor_word(&row->requests);
-    for (int word = 0; word < 4; word++)
-        comm[word] = monitor_word(&row->comm[word]);
-    memcpy(out->comm, comm, sizeof comm);
-    return true;
-}
 
 /* ---- JSON ---- */
 
@@ -61,7 +35,7 @@ static json_t *json_clients(struct cw_root *root) {
     json_t *clients = json_array();
     struct client_row row;
     for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++) {
-        if (!copy_client(root, i, &row))
+        if (!clients_copy(root, i, &row))
             continue;
         json_array_append_new(
             clients,
@@ -174,7 +148,7 @@ static void print_clients(struct cw_root *root) {
     char text[OUTPUT_SHORT];
     output_table_init(&table, titles);
     for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++) {
-        if (!copy_client(root, i, &row))
+        if (!clients_copy(root, i, &row))
             continue;
         output_table_addf(&table, "%u", row.session);
         output_table_addf(&table, "%u", row.pid);

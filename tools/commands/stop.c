@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tools/cli.h"
+#include "tools/watch/clients.h"
 #include "tools/monitor.h"
 #include "tools/output.h"
 
@@ -25,38 +26,24 @@ struct stop {
     bool forced;
 };
 
-/* Whose row it is. */
-enum who { NOBODYS, BROKERS /* its mover, its bridge: they go with it */, USERS };
-
-static enum who who(struct cw_monitor_client *row, char comm[33]) {
-    uint64_t words[4];
-    if (!CW_LOAD(MON, &row->session, acquire))
-        return NOBODYS;
-    for (int word = 0; word < 4; word++)
-        words[word] = monitor_word(&row->comm[word]);
-    memcpy(comm, words, sizeof words);
-    comm[32] = 0;
-    return strcmp(comm, "cableway-mover") && strcmp(comm, "cableway-bridge") ? USERS : BROKERS;
-}
-
 static void look(struct stop *stop) {
     struct cw_root *root = stop->monitor.root;
     double still_seconds;
-    char comm[33];
+    struct client_row row;
     stop->names = monitor_word(&root->gauges[CW_GAUGE_names]);
     stop->bytes = monitor_word(&root->gauges[CW_GAUGE_bytes]);
     stop->clients = monitor_word(&root->gauges[CW_GAUGE_clients]);
+    /* Its mover and its bridge go with it. */
     for (unsigned i = 0; i < CW_MONITOR_CLIENTS && stop->clients; i++)
-        stop->clients -= who(&root->clients[i], comm) == BROKERS;
+        stop->clients -= clients_copy(root, i, &row) && row.role != CLIENT_USER;
     stop->state = monitor_look(&stop->monitor, &still_seconds);
 }
 
 static void print_clients(struct cw_root *root) {
     for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++) {
-        struct cw_monitor_client *row = &root->clients[i];
-        char comm[33];
-        if (who(row, comm) == USERS)
-            cli_note("  pid %u  %s", CW_LOAD(MON, &row->pid, relaxed), comm);
+        struct client_row row;
+        if (clients_copy(root, i, &row) && row.role == CLIENT_USER)
+            cli_note("  pid %u  %s", row.pid, row.comm);
     }
 }
 

@@ -399,8 +399,8 @@ def test_stop_says_when_nothing_is_lost_and_what_clients_would_see(
     run("put", "a", str(npy), "--keep")
     run("rm", "a")
     with subprocess.Popen([COMMAND, "wait", "b"], stderr=subprocess.PIPE) as client:
-        try:
-            assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+        try:  # `rm` may be seen to go later than `wait` to come
+            assert eventually(lambda: [c["pid"] for c in run_json("status")["clients"]] == [client.pid])  # fmt: skip
             said = run("stop", expect=FAILED).stderr
         finally:
             client.kill()

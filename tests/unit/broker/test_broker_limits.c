@@ -31,15 +31,16 @@ static void broker_with(enum cw_limit limit, uint64_t number) {
     assert_true(raw_broker_start(&broker, NULL, environment));
 }
 
-/* The sentence names limit, number, key and variable; the refusal was counted. */
+/* The sentence names limit, number, command, key and variable; the refusal was counted. */
 static void assert_says(const char *sentence, enum cw_limit limit, uint64_t number) {
-    char allows[80], variable[80];
+    char allows[80], variable[80], command[80];
     snprintf(allows, sizeof allows, "%s allows %llu", cw_limit_name(limit),
              (unsigned long long)number);
     snprintf(variable, sizeof variable, "CABLEWAY_%s", cw_limit_name(limit));
     for (char *at = variable; *at; at++)
         *at = (char)toupper((unsigned char)*at);
-    if (!strstr(sentence, allows) || !strstr(sentence, variable) ||
+    snprintf(command, sizeof command, "`cableway limit set %s NUMBER`", cw_limit_name(limit));
+    if (!strstr(sentence, allows) || !strstr(sentence, variable) || !strstr(sentence, command) ||
         !strstr(sentence, "[limits] in cableway.conf"))
         fail_msg("not the sentence of %s: %s", cw_limit_name(limit), sentence);
     assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_limits_hit) > 0));
@@ -49,6 +50,78 @@ static struct raw_client client_open(void) {
     struct raw_client client;
     assert_int_equal(raw_connect(&broker, &client), 0);
     return client;
+}
+
+/* LIMIT_SET: the reply's status; *now: the value after it. */
+static int set_limit(struct raw_client *client, const char *name, uint32_t name_bytes,
+                     uint64_t value, uint64_t *before, uint64_t *now) {
+    uint8_t body[128];
+    struct cw_limit_set set = {.value = value, .name_bytes = name_bytes};
+    struct cw_limit_reply reply = {0, 0};
+    memcpy(body, &set, sizeof set);
+    memcpy(body + sizeof set, name, strlen(name));
+    int code =
+        raw_call(client, CW_OP_LIMIT_SET, body, (uint32_t)(sizeof set + strlen(name)), &mail);
+    if (code == 0)
+        memcpy(&reply, mail.body, sizeof reply);
+    *before = reply.before;
+    *now = reply.now;
+    return code;
+}
+
+/* A lower limit takes nothing away, a higher one lets more in, and neither waits for a new broker.
+ */
+static void a_limit_is_set_while_the_broker_runs(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_names, 2);
+    struct raw_client client = client_open(), other = client_open();
+    struct raw_slab slab;
+    uint64_t before, now;
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slab), 0);
+    uint64_t gen = raw_carve(&client, &slab, 0, 0, 4096);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "a", 0), 0);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "b", 0), 0);
+    assert_int_equal(set_limit(&other, "max_names", 9, 3, &before, &now), 0);
+    assert_int_equal(before, 2);
+    assert_int_equal(now, 3);
+    assert_int_equal(CW_LOAD(MON, &broker.root->limits[CW_LIMIT_max_names], relaxed), 3);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "c", 0), 0);
+    assert_int_equal(set_limit(&other, "max_names", 9, 1, &before, &now), 0);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_names), 3);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 1, "d", 0), -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_names, 1);
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 2, "b", CW_PUT_REPLACE), 0);
+    /* What cannot be is refused and changes nothing; what has not the form ends the client. */
+    assert_int_equal(set_limit(&other, "max_names", 9, 0, &before, &now), -EINVAL);
+    assert_int_equal(set_limit(&other, "max_name", 8, 5, &before, &now), -EINVAL);
+    assert_int_equal(set_limit(&other, "", 0, 5, &before, &now), -EINVAL);
+    assert_int_equal(CW_LOAD(MON, &broker.root->limits[CW_LIMIT_max_names], relaxed), 1);
+    assert_int_equal(set_limit(&other, "max_names", 90, 5, &before, &now), -ECONNRESET);
+    assert_true(raw_dropped(&other));
+    raw_close(&other);
+    raw_slab_close(&slab);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+/* Each has its range, and all may be set to what they are. */
+static void every_limit_can_be_set(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    struct raw_client client = client_open();
+    uint64_t before, now;
+    for (unsigned i = 0; i < CW_LIMIT_COUNT; i++) {
+        const char *name = cw_limit_name(i);
+        uint64_t value = CW_LOAD(MON, &broker.root->limits[i], relaxed);
+        assert_int_equal(set_limit(&client, name, (uint32_t)strlen(name), value, &before, &now), 0);
+        assert_int_equal(before, value);
+        assert_int_equal(now, value);
+        assert_true(set_limit(&client, name, (uint32_t)strlen(name), UINT64_MAX, &before, &now) <
+                    0);
+        assert_int_equal(CW_LOAD(MON, &broker.root->limits[i], relaxed), value);
+    }
+    raw_bye(&client);
+    raw_broker_remove(&broker);
 }
 
 static void max_clients(void **state) {
@@ -217,6 +290,8 @@ static void max_client_fence_pages(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_limit_is_set_while_the_broker_runs),
+        cmocka_unit_test(every_limit_can_be_set),
         cmocka_unit_test(max_clients),
         cmocka_unit_test(max_names),
         cmocka_unit_test(max_slabs),

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/unit/raw_client.h"
 
@@ -304,6 +305,76 @@ static void opened_pickles_are_worth_no_more_than_a_limit(void **state) {
     raw_broker_remove(&broker);
 }
 
+struct told {
+    struct cw_transits_reply head;
+    struct cw_transit_told told[CW_TRANSITS_TOLD];
+};
+
+/* A reply that lies whole in mail: how many it tells of, each with the figures that it must have,
+ * the oldest first. */
+static uint32_t check_told(uint32_t session, uint32_t slab, uint64_t total) {
+    static struct told reply;
+    assert_int_equal(mail.head.status, 0);
+    assert_true(mail.body_bytes >= sizeof reply.head && mail.body_bytes <= sizeof reply);
+    memcpy(&reply, mail.body, mail.body_bytes);
+    assert_int_equal(mail.body_bytes, sizeof reply.head + reply.head.count * sizeof *reply.told);
+    assert_int_equal(reply.head.total, total);
+    for (uint32_t i = 0; i < reply.head.count; i++) {
+        const struct cw_transit_told *told = &reply.told[i];
+        assert_int_equal(told->slab, slab);
+        assert_int_equal(told->session, session);
+        assert_int_equal(told->size_bytes, 4096);
+        assert_int_equal(told->device_kind, CW_DEVICE_HOST);
+        assert_int_equal(told->openers, 1);
+        assert_true(told->left_ns > 0 && told->left_ns <= 300000000000);
+        if (i > 0)
+            assert_true(reply.told[i - 1].age_ns >= told->age_ns);
+    }
+    return reply.head.count;
+}
+
+/* The oldest are told, whatever else there is; with less room in the ring fewer of them. */
+static void who_asks_is_told_the_oldest(void **state) {
+    (void)state;
+    assert_true(raw_broker_start(&broker, NULL, NULL));
+    struct raw_client maker = client_open(), asker = client_open();
+    struct raw_slab slab;
+    uint32_t session = maker.session, many = 0, few = 0;
+    assert_int_equal(raw_slab_add(&maker, 1 << 20, 16, &slab), 0);
+    assert_int_equal(raw_call(&asker, CW_OP_TRANSITS, NULL, 0, &mail), 0);
+    assert_int_equal(check_told(session, slab.id, 0), 0);
+    uint64_t oldest = raw_carve(&maker, &slab, 7, 7 * 4096ull, 4096);
+    (void)raw_transit_begin(&maker, slab.id, 7, oldest);
+    assert_int_equal(raw_ping(&maker), 0);
+    uint64_t gen = raw_carve(&maker, &slab, 0, 0, 4096);
+    for (uint32_t i = 0; i < MANY; i++) {
+        (void)raw_transit_begin(&maker, slab.id, 0, gen);
+        assert_int_equal(raw_ping(&maker), 0);
+    }
+    /* More answers than the ring has room for, before any is read. */
+    uint64_t answered = raw_counter(&broker, CW_COUNTER_requests);
+    for (int i = 0; i < 60; i++)
+        assert_int_equal(raw_post(&asker, CW_OP_TRANSITS, ++asker.next_id, NULL, 0), 0);
+    /* Nine of them take the ring's 64 KiB but for some small ones. */
+    assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_requests) >= answered + 10));
+    for (int i = 0; i < 60; i++) {
+        assert_int_equal(raw_reply(&asker, &mail, RAW_TIMEOUT_MS), 1);
+        uint32_t count = check_told(session, slab.id, MANY + 1);
+        struct cw_transit_told first;
+        memcpy(&first, mail.body + sizeof(struct cw_transits_reply), sizeof first);
+        assert_int_equal(first.block, 7);
+        assert_int_equal(first.pid, getpid());
+        many += count == CW_TRANSITS_TOLD;
+        few += count == 14;
+    }
+    assert_int_equal(many + few, 60);
+    assert_true(many > 0 && few > 0);
+    raw_slab_close(&slab);
+    raw_bye(&asker);
+    raw_bye(&maker);
+    raw_broker_remove(&broker);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_transit_that_was_not_read_yet_holds_its_block),
@@ -314,6 +385,7 @@ int main(void) {
         cmocka_unit_test(openings_that_overtake_the_begin_are_counted),
         cmocka_unit_test(a_pickle_stays_for_a_time_after_its_first_opening),
         cmocka_unit_test(opened_pickles_are_worth_no_more_than_a_limit),
+        cmocka_unit_test(who_asks_is_told_the_oldest),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

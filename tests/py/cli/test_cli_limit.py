@@ -1,0 +1,221 @@
+"""`cableway limit`: what is shown is what holds, and what is set holds at once, also where a limit keeps everybody out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_support import FAILED, LIMIT, NO_BROKER, USAGE, run, run_json, suspend
+from conftest import eventually, running_broker
+
+import cableway as cw
+
+
+def shown(name: str) -> dict[str, Any]:
+    (row,) = run_json("limit", "show", name)
+    return row  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def limit(name: str, value: int | str) -> Iterator[None]:
+    """A limit set for so long."""
+    before = run_json("limit", "set", name, str(value))["before"]
+    try:
+        yield
+    finally:
+        assert run_json("limit", "set", name, str(before))["value"] == before
+
+
+@contextlib.contextmanager
+def client(name: str = "python") -> Iterator[subprocess.Popen[str]]:
+    """Another process that tries to connect under a name, says how that went, and stays."""
+    text = f"""
+import ctypes
+ctypes.CDLL(None).prctl(15, {name.encode()!r})
+import cableway as cw
+try:
+    cw.names()
+    print("in", flush=True)
+except cw.LimitExceeded as error:
+    print(error, flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stdout
+    return process.stdout.readline().strip()
+
+
+def test_all_limits_are_shown_with_default_and_use() -> None:
+    x = cw.put("limit/x", np.ones(10))
+    rows = {row["name"]: row for row in run_json("limit", "show")}
+    status = run_json("status")
+    assert {name: row["value"] for name, row in rows.items()} == status["limits"]
+    for name, gauge in [("max_clients", "clients"), ("max_names", "names"), ("max_slabs", "slabs"), ("max_fds", "fds"),
+                        ("max_bytes", "bytes"), ("max_user_bytes", "bytes"), ("max_gpu_bytes", "gpu_bytes")]:  # fmt: skip
+        assert rows[name]["used"] == status["gauges"][gauge], name
+    assert rows["max_clients"]["default"] == rows["max_clients"]["value"] == 256
+    assert rows["max_bytes"]["default"] is None
+    assert (rows["max_client_slabs"]["used"], rows["max_client_slabs"]["used_by_pid"]) == (1, os.getpid())  # fmt: skip
+    text = run("limit", "show").stdout
+    for name, row in rows.items():
+        assert name in text
+        assert row["what"] in text
+    assert "half of the memory" in text
+    assert x.nbytes == 80
+
+
+def test_a_lower_limit_takes_nothing_away_and_says_how_to_raise_it() -> None:
+    arrays = [cw.put(f"limit/{i}", np.full(3, i)) for i in range(5)]
+    names = shown("max_names")["used"]
+    with limit("max_names", names - 2):
+        assert [int(cw.get(f"limit/{i}")[0]) for i in range(5)] == list(range(5))
+        assert shown("max_names")["used"] == names
+        with pytest.raises(cw.LimitExceeded) as refused:
+            cw.put("limit/more", [1])
+        assert f"max_names allows {names - 2}" in str(refused.value)
+        assert "`cableway limit set max_names NUMBER`" in str(refused.value)
+        cw.put("limit/0", np.full(3, 7))  # a name that is there already
+        with limit("max_names", names + 1):
+            cw.put("limit/more", [1])
+            cw.remove("limit/more")
+    assert all(array.nbytes == 24 for array in arrays)
+
+
+def test_more_bytes_are_there_at_once() -> None:
+    x = cw.put("limit/x", np.ones(10))
+    used = shown("max_bytes")["used"]
+    with limit("max_bytes", used + (4 << 20)):
+        assert shown("max_user_bytes")["value"] == used + (4 << 20)  # nobody has set that one
+        with pytest.raises(cw.LimitExceeded, match="cableway limit set max_bytes NUMBER"):
+            cw.empty(8 << 20, "u1")
+        with limit("max_bytes", "1GiB"):
+            assert cw.empty(8 << 20, "u1").nbytes == 8 << 20
+        assert shown("max_bytes")["value"] == used + (4 << 20)
+    assert run_json("limit", "set", "max_bytes", "0")["value"] > 1 << 30  # half of the memory
+    assert x.nbytes == 80
+
+
+def test_who_comes_to_raise_a_limit_gets_in_where_nobody_else_does() -> None:
+    x = cw.put("limit/x", np.ones(10))  # connected
+    with limit("max_clients", 1):
+        with client() as refused:
+            assert "`cableway limit set max_clients NUMBER`" in said(refused)
+        run("ls", expect=LIMIT)
+        with limit("max_clients", 2):
+            assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+            with client() as admitted:
+                assert said(admitted) == "in"
+        # So many and no more: the name is no way around the limit.
+        assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+        with client("cableway-limit") as first, client("cableway-limit") as second:
+            assert said(first) == said(second) == "in"
+            assert "max_clients allows 1" in run("limit", "set", "max_clients", "9", expect=LIMIT).stderr  # fmt: skip
+        assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+    assert x.nbytes == 80
+
+
+def ends_in() -> list[float]:
+    return [row["ends_in_seconds"] for row in run_json("leaks", "--older", "0")["transits"]]
+
+
+def test_time_limits_count_from_the_begin_also_of_what_is_under_way() -> None:
+    x = cw.put("limit/x", np.ones(10))
+    sent = pickle.dumps(x)
+    assert len(ends_in()) == 1
+    with limit("transit_seconds", 5000):
+        (left,) = ends_in()
+        assert 4000 < left <= 5000
+        with limit("pickle_seconds", 1000):
+            assert cw.Array is type(pickle.loads(sent))  # the maker's own starts no clock
+            (left,) = ends_in()
+            assert 4000 < left <= 5000
+    (left,) = ends_in()
+    assert 0 < left <= 300
+    with limit("transit_seconds", 1):
+        assert eventually(lambda: ends_in() == [])
+    assert x.nbytes == 80
+
+
+def test_pickles_that_were_opened_follow_their_limit() -> None:
+    x = cw.put("limit/y", np.ones(10))
+    sent = pickle.dumps(x)
+    text = f"import pickle; pickle.loads({sent!r}); import cableway"
+    with limit("pickle_seconds", 500):
+        subprocess.run([sys.executable, "-c", text], check=True)
+        assert eventually(lambda: [left for left in ends_in() if 300 < left <= 500] != [])
+        with limit("pickle_seconds", 0):
+            assert eventually(lambda: ends_in() == [])
+    assert x.nbytes == 80
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("list",),
+        ("show", "nonsense"),
+        ("show", "max_names", "extra"),
+        ("set", "max_names"),
+        ("set", "nonsense", "1"),
+        ("set", "max_names", "many"),
+        ("set", "max_names", "-1"),
+        ("set", "max_names", "1KiB"),
+        ("set", "max_names", "0"),
+        ("set", "max_bytes", "1KB"),
+        ("set", "max_bytes", "99999999999999999999"),
+        ("set", "max_bytes", "9999999999TiB"),
+        ("set", "max_clients", "1025"),
+    ],
+)
+def test_wrong_usage_is_said_and_changes_nothing(arguments: tuple[str, ...]) -> None:
+    x = cw.put("limit/x", [1])
+    before = run_json("status")["limits"]
+    done = run("limit", *arguments, expect=USAGE)
+    assert done.stdout == ""
+    assert done.stderr.startswith("cableway: ")
+    assert run_json("status")["limits"] == before
+    assert x.nbytes == 8
+
+
+def test_more_open_files_than_the_machine_allows_are_refused_with_the_figure() -> None:
+    x = cw.put("limit/x", [1])
+    done = run("limit", "set", "max_fds", str(1 << 22), expect=LIMIT)
+    assert "hard limit" in done.stderr
+    assert shown("max_fds")["value"] < 1 << 22
+    assert x.nbytes == 8
+
+
+def test_a_stopped_broker_shows_its_limits_and_sets_none(broker_folder: Path) -> None:
+    x = cw.put("limit/x", [1])
+    pid = running_broker(broker_folder)
+    suspend(pid)
+    try:
+        assert shown("max_clients")["value"] == 256
+        assert "does not answer" in run("limit", "set", "max_clients", "9", expect=FAILED).stderr
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert shown("max_clients")["value"] == 256
+    assert x.nbytes == 8
+
+
+def test_without_a_broker_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir(mode=0o700)
+    monkeypatch.setenv("CABLEWAY_DIR", str(tmp_path / "d"))
+    run("limit", "show", expect=NO_BROKER)
+    run("limit", "set", "max_clients", "9", expect=NO_BROKER)

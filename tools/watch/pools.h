@@ -1,0 +1,27 @@
+/*
+ * Pools, seen from outside: the memory of each pool, mapped read-only, without asking its parent.
+ *
+ * A parent keeps the descriptor of its pool's memory, and so /proc leads there. Seen are pools
+ * whose parent is a client of the broker. What the memory says is its processes' word: sizes are
+ * checked against the mapping, figures are only shown.
+ */
+#ifndef CW_TOOLS_WATCH_POOLS_H
+#define CW_TOOLS_WATCH_POOLS_H
+
+#include <stdint.h>
+
+#include "shm/session/monitor.h"
+
+struct pool_row {
+    uint32_t pid;  /* of its parent */
+    uint64_t pool; /* its memory's number: no two pools have the same at one time */
+    uint32_t workers;
+    uint64_t queued;                              /* tasks that no worker has taken yet */
+    uint64_t tasks, busy_ns, bytes_in, bytes_out; /* of all workers, since the pool began */
+};
+
+typedef void pools_each(void *context, const struct pool_row *row);
+/* Calls each() for every pool that can be seen. */
+void pools_walk(struct cw_root *root, pools_each *each, void *context);
+
+#endif

@@ -345,9 +345,8 @@ enum cw_remote_verb {
     CW_REMOTE_VERBS
 };
 #define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */
-#define CW_IDLE_MAX_S                                                                              \
-    86400u                 /* --link-idle: seconds after which a connection that nobody uses ends */
-#define CW_STREAMS_MAX 16u /* --streams: connections of the bridge to one node */
+#define CW_IDLE_MAX_S  86400u /* --link-idle: seconds until an unused connection ends */
+#define CW_STREAMS_MAX 16u    /* --streams: connections of the bridge to one node */
 /* GET of a tree's part, in flags: the part (block) of version `gen` of the tree that the owner's
  * broker `instance` has under the name. offset_bytes and size_bytes are 128 bits by which the
  * caller names those bytes: the same for the same, whichever version they are a part of. */

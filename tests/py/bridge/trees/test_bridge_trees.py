@@ -158,14 +158,15 @@ def test_versions_follow_each_other_at_the_same_addresses(
     two: tuple[Node, Node], size: int
 ) -> None:
     a, b = two
+    name = f"open/swapped/{size}"  # of a known one, a moment ago may mean the one before
     with b.here():
-        cw.put("open/swapped", {"w": values_of(size), "b": values_of(7)})
+        cw.put(name, {"w": values_of(size), "b": values_of(7)})
     with a.here():
-        tree = cw.get("//b/open/swapped", swappable=True)
+        tree = cw.get(f"//b/{name}", swappable=True)
         w = tree["w"].numpy()
     for seed in range(1, 8):
         with b.here():
-            cw.put("open/swapped", {"w": values_of(size, seed), "b": values_of(7)})
+            cw.put(name, {"w": values_of(size, seed), "b": values_of(7)})
         with a.here():
             assert tree.swap(timeout=60) and (w == values_of(size, seed)).all()
     with a.here():

@@ -4,6 +4,7 @@
  */
 #include "broker/memory/inherited.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <unistd.h>
@@ -106,6 +107,9 @@ int cwd_inherited_new(struct cwd_broker *b, struct cwd_session *session, int for
     enum cwd_fd_class class = cwd_fd_class(fork_pipe);
     if (class != CWD_FD_PIPE)
         return cwd_fd_refuse(class, "the descriptor of a fork is a pipe; another one came");
+    /* Who holds both ends of a pipe never hears that it has ended. */
+    if ((fcntl(fork_pipe, F_GETFL) & O_ACCMODE) != O_RDONLY)
+        return cw_fail(-EPROTO, "the descriptor of a fork is a pipe's read end; another end came");
     if (cwd_fds_held(b) + 1 > CWD_LIMIT(b, max_fds))
         return cwd_limit_refuse(b, CW_LIMIT_max_fds,
                                 "a fork needs 1 descriptor more than the %llu that are held",

@@ -401,5 +401,5 @@ def test_each_limit_is_a_limit_exceeded_and_all_goes_on(limit, script, tmp_path)
         """,
         env={**os.environ, "CABLEWAY_DIR": str(folder), f"CABLEWAY_{name}": value},
     )
-    told = rf"limit .*{name.lower()} allows .*cableway\.conf, or CABLEWAY_{name},"
+    told = rf"limit .*{name.lower()} allows .*`cableway limit set {name.lower()} NUMBER`.*cableway\.conf, or CABLEWAY_{name}\b"
     assert re.match(told, done.stdout), done.stdout

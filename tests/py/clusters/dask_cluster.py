@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,6 @@ def cluster(workers: int = 4, **options: Any) -> Iterator[tuple[Client, list[str
 def addresses(client: Client) -> list[str]:
     """Of all workers."""
     return [*client.run(os.getpid)]
-
-
-def until(what: Callable[[], Any], seconds: float = 60.0) -> bool:
-    """Waits for something that comes."""
-    end = time.monotonic() + seconds
-    while not what():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def made(mib: float, log: str = "", fill: float = 1.0) -> np.ndarray[Any, Any]:

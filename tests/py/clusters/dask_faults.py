@@ -13,6 +13,7 @@ from typing import Any
 import dask_cluster as c
 from dask_cluster import MIB
 from distributed import Client
+from waiting import eventually
 
 import cableway as cw
 
@@ -37,11 +38,11 @@ def workers_killed(rounds: str, seed: str) -> None:
             time.sleep(chance.random() * 0.02)
             os.kill(pid, signal.SIGKILL)
             assert client.gather(sums) == [c.total_of(8)] * 4
-            assert c.until(lambda: victim not in _known(client)), victim  # noqa: B023
+            assert eventually(lambda: victim not in _known(client)), victim  # noqa: B023
             client.wait_for_workers(4, timeout=120)
             assert c.used() <= 8 * MIB + 9 * MIB, c.used()
         assert c.times_made(log) == 1
-    assert c.until(lambda: c.used() < 9 * MIB), c.used()
+    assert eventually(lambda: c.used() < 9 * MIB), c.used()
 
 
 def _known(client: Client) -> set[str]:
@@ -83,7 +84,7 @@ def broker_killed(rounds: str, seed: str) -> None:
         x = client.submit(c.made, 4, workers=workers[:1])
         sums = [client.submit(c.total, x, workers=[w], pure=False) for w in workers]
         assert client.gather(sums) == [c.total_of(4)] * 4
-        assert c.until(
+        assert eventually(
             lambda: all(seen["mapped"].get(x.key) for seen in client.run(c.look).values())
         )
 

@@ -19,6 +19,7 @@ from dask_cluster import MIB
 from distributed import Client, Security, worker_client
 from distributed.comm import CommClosedError, connect, listen
 from distributed.protocol import to_serialize
+from waiting import eventually
 
 import cableway as cw
 from cableway._dask import blocks, comm, family, node, records
@@ -48,9 +49,9 @@ def one_copy() -> None:
         mapped = lambda: len(  # noqa: E731
             [row for row in _rows(client) if row["mapped_bytes"] >= 32 * MIB]
         )
-        assert c.until(lambda: mapped() == 4)  # the workers' heartbeats have told
+        assert eventually(lambda: mapped() == 4)  # the workers' heartbeats have told
         client.amm.run_once()
-        assert c.until(lambda: len(client.who_has(small)[small.key]) == 1)
+        assert eventually(lambda: len(client.who_has(small)[small.key]) == 1)
         assert len(client.who_has(x)[x.key]) == 4
         # Each worker but one writes to its argument; the last one reads the first bytes from one of those.
         for w in workers[:3]:
@@ -59,12 +60,12 @@ def one_copy() -> None:
         one = workers[1]
         for w in (workers[0], *workers[2:]):
             os.kill(before[w]["pid"], signal.SIGKILL)
-        assert c.until(lambda: len(client.who_has(x)[x.key]) == 1)
+        assert eventually(lambda: len(client.who_has(x)[x.key]) == 1)
         client.wait_for_workers(4, timeout=120)
         other = next(w for w in c.addresses(client) if w != one)
         assert client.submit(c.total, x, workers=[other], pure=False).result() == c.total_of(32)
         assert c.times_made(log) == 1
-    assert c.until(lambda: c.used() < 9 * MIB), c.used()
+    assert eventually(lambda: c.used() < 9 * MIB), c.used()
 
 
 def _page(client: Client, path: str) -> str:
@@ -297,8 +298,8 @@ def spills_when_shared_memory_is_short() -> None:
             assert client.submit(c.total, arrays[-1], workers=workers[1:]).result() == c.total_of(
                 16, i
             )
-        assert c.until(lambda: sum(seen["spilled"] for seen in client.run(c.look).values()) > 0)
-        assert c.until(lambda: c.used() <= 0.7 * 80 * MIB)
+        assert eventually(lambda: sum(seen["spilled"] for seen in client.run(c.look).values()) > 0)
+        assert eventually(lambda: c.used() <= 0.7 * 80 * MIB)
         sums = [client.submit(c.total, x, workers=[w], pure=False) for x in arrays for w in workers]
         assert client.gather(sums) == [c.total_of(16, i) for i in range(4) for _ in workers]
 

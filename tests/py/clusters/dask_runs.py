@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import processes_with
+from conftest import PATH, processes_with
 from waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,6 +33,7 @@ def run_words(
         **os.environ,
         "PATH": f"{PLACE}/bin:{os.environ['PATH']}",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(PATH),
         "CABLEWAY_DIR": str(broker),
         "DASK_TEMPORARY_DIRECTORY": str(folder),
         **environment,

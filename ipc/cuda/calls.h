@@ -78,6 +78,11 @@
     CW_CUDA_CALL(cuEventQuery)                                                                     \
     CW_CUDA_CALL(cuEventSynchronize)                                                               \
     CW_CUDA_CALL(cuLaunchHostFunc)                                                                 \
+    /* kernels */                                                                                  \
+    CW_CUDA_CALL(cuModuleLoadData)                                                                 \
+    CW_CUDA_CALL(cuModuleUnload)                                                                   \
+    CW_CUDA_CALL(cuModuleGetFunction)                                                              \
+    CW_CUDA_CALL(cuLaunchKernel)                                                                   \
     /* memory of other libraries */                                                                \
     CW_CUDA_CALL(cuPointerGetAttribute)                                                            \
     CW_CUDA_CALL(cuMemGetAddressRange)                                                             \

@@ -106,12 +106,6 @@ static int run_inline(cw_group *group, const struct operation *op) {
 
 /* ---- in arrays and staging memory ---- */
 
-static bool overlap(const struct operation *op) {
-    const uint8_t *send = op->send.data, *receive = op->receive.data;
-    return op->contributes && op->consumes && send < receive + op->receive_bytes &&
-           receive < send + op->send_bytes;
-}
-
 /* May others read in place what this member writes results over? Where each reads its own alone, or
  * another part than is written, they may. */
 static bool safe_in_place(enum group_operation kind) {
@@ -131,7 +125,7 @@ static int call_make(cw_group *group, const struct operation *op) {
         if (code < 0)
             return code;
         flags = code ? GROUP_SEND_ARRAY : 0;
-        if (overlap(op) && !safe_in_place(op->kind))
+        if (operation_overlaps(op) && !safe_in_place(op->kind))
             flags |= GROUP_IN_PLACE;
     }
     if (op->consumes) {

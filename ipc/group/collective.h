@@ -22,6 +22,13 @@ static inline bool contributor(const struct operation *op, uint32_t rank) {
     return (op->kind != GROUP_BCAST && op->kind != GROUP_SCATTER) || rank == op->root;
 }
 
+/* Do what this member contributes and what it receives overlap? */
+static inline bool operation_overlaps(const struct operation *op) {
+    const uint8_t *send = op->send.data, *receive = op->receive.data;
+    return op->contributes && op->consumes && send < receive + op->receive_bytes &&
+           receive < send + op->send_bytes;
+}
+
 /* ---- gpu.c ---- */
 
 /* Begins it, runs it and ends it. Blocks. What the calls of cableway.h return. */

@@ -5,15 +5,17 @@
  * A member whose memory lies on a GPU says so in its call (GROUP_GPU). All see it at the first
  * meeting, and go on here together, by one of two ways:
  *
- *   direct   What is only moved, where all that contribute do so with arrays: each opens those that
+ *   direct   Where all that contribute do so with arrays. What is only moved: each opens those that
  *            it needs, all meet and say whether they could, each copies what is meant for it by the
  *            fastest route that there is (cw_array_copy_many()), waits until that is done, and all
- *            meet once more.
- *   detour   All else: reductions, private host memory beside GPUs, a GPU that another member does
- *            not see. Each member copies a piece to host memory (its detour array, which CUDA keeps
- *            in place), all do the operation on these as collective.c does, and the result is
- *            copied back. So elements are computed in the order of the ranks, with the same bits as
- *            in host memory. No kernel of ours runs.
+ *            meet once more. Reductions of arrays on GPUs: gpu_reduce.c.
+ *   detour   All else: what no kernel computes, private host memory beside GPUs, a GPU that another
+ *            member does not see. Each member copies a piece to host memory (its detour array,
+ *            which CUDA keeps in place), all do the operation on these as collective.c does, and
+ *            the result is copied back.
+ *
+ * Elements are computed in the order of the ranks, with the same bits as in host memory but for
+ * those of NaNs.
  *
  * What goes in the call (CW_GROUP_INLINE_MAX) takes the detour of its own member, and the others
  * need not know.
@@ -42,6 +44,7 @@
 #include "ipc/array/array.h"
 #include "ipc/client.h"
 #include "ipc/group/collective.h"
+#include "ipc/group/gpu.h"
 #include "ipc/group/window.h"
 #include "ipc/order/fence.h"
 #include "shm/base/error.h"
@@ -172,12 +175,6 @@ static int check(const cw_group *group, cw_group_memory memory, uint64_t bytes, 
     return code;
 }
 
-static bool overlap(const struct operation *op) {
-    const uint8_t *send = op->send.data, *receive = op->receive.data;
-    return op->contributes && op->consumes && send < receive + op->receive_bytes &&
-           receive < send + op->send_bytes;
-}
-
 bool cw_group_on_gpu(const struct operation *op) {
     return (op->contributes && op->send_bytes && on_gpu(op->send)) ||
            (op->consumes && op->receive_bytes && on_gpu(op->receive));
@@ -189,14 +186,20 @@ int cw_group_gpu_call(cw_group *group, const struct operation *op, struct group_
         code = op->contributes ? check(group, op->send, op->send_bytes, false) : 0;
     if (code < 0)
         return code;
+    const bool reduces = !moves_only(op->kind);
     const bool array =
-        code > 0 && moves_only(op->kind) && !(op->kind == GROUP_ALLTOALL && overlap(op));
+        code > 0 && (reduces ? cw_gpu_may_reduce(group, op)
+                             : op->kind != GROUP_ALLTOALL || !operation_overlaps(op));
     code = settle_all(group, op);
     if (code == 0 && array)
         code = cw_window_export(op->send, op->send_bytes, &call->handles[0]);
-    if (code == 0 && !moves_only(op->kind))
+    if (code == 0 && array && op->kind == GROUP_ALLREDUCE)
+        code = cw_window_export(op->receive, op->receive_bytes, &call->handles[1]);
+    if (code == 0 && reduces && !array)
         code = detour_make(group);
     call->flags = array ? GROUP_GPU | GROUP_SEND_ARRAY : GROUP_GPU;
+    if (array && reduces && operation_overlaps(op))
+        call->flags |= GROUP_IN_PLACE;
     return code;
 }
 
@@ -216,16 +219,14 @@ static int open_arrays(cw_group *group, const struct operation *op, struct pull 
     return code;
 }
 
-/* A meeting at which each says whether it can. */
-static int agree(cw_group *group, const struct operation *op, bool can, bool *all_can) {
-    group_next_call(group)->flags = can ? 0 : GROUP_CANNOT;
+int cw_gpu_agree(cw_group *group, const struct operation *op, uint64_t flags, uint64_t *any) {
+    group_next_call(group)->flags = flags;
     cw_group_arrive(group, group_what(op->kind, op->dtype, op->reduction, op->root, 0x900000),
                     op->count);
     int code = cw_group_await(group);
-    *all_can = true;
+    *any = 0;
     for (uint32_t i = 0; i < group->size; i++)
-        if (*(const volatile uint64_t *)&group_call_of(group, i)->flags & GROUP_CANNOT)
-            *all_can = false;
+        *any |= *(const volatile uint64_t *)&group_call_of(group, i)->flags;
     return code;
 }
 
@@ -266,15 +267,17 @@ static int pull_all(cw_group *group, const struct operation *op, struct pull *pu
 /* *done: it was; else nothing was, and all know that. */
 static int run_direct(cw_group *group, const struct operation *op, bool *done) {
     struct pull *pull = calloc(1, sizeof *pull);
+    uint64_t any = 0;
     if (!pull)
         return cw_fail(-EDQUOT, "no memory for an operation of %u members", group->size);
     int code = open_arrays(group, op, pull);
     if (code == 0 || code == -ENODEV) /* this process does not see the GPU of another one */
-        code = agree(group, op, code == 0, done);
-    if (code == 0 && *done) {
+        code = cw_gpu_agree(group, op, code == 0 ? 0 : GROUP_CANNOT, &any);
+    *done = code == 0 && !(any & GROUP_CANNOT);
+    if (*done) {
         code = pull_all(group, op, pull);
         if (code == 0)
-            code = agree(group, op, true, done);
+            code = cw_gpu_agree(group, op, 0, &any);
     }
     for (uint32_t i = 0; i < group->size; i++)
         cw_array_close(pull->views[i]);
@@ -377,8 +380,9 @@ static int run(cw_group *group, const struct operation *op) {
     int code = cw_collective_run(group, op, &met);
     if (code || !met.gpu)
         return code;
-    if (met.arrays && moves_only(op->kind))
-        code = run_direct(group, op, &done);
+    if (met.arrays)
+        code = moves_only(op->kind) ? run_direct(group, op, &done)
+                                    : cw_gpu_reduce_all(group, op, &done);
     if (code == 0 && !done)
         code = run_detour(group, op);
     return failed(group, code);

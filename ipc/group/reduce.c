@@ -173,6 +173,47 @@ int cw_reduce_check(uint32_t dtype, uint32_t reduction) {
     return 0;
 }
 
+/* ---- on a GPU ---- */
+
+/* In the order of enum cw_reduction, for numbers. */
+static const enum cw_kernel_operation kernel_operations[CW_REDUCTIONS] = {
+    [CW_SUM] = CW_KERNEL_SUM,  [CW_PROD] = CW_KERNEL_PROD, [CW_MIN] = CW_KERNEL_MIN,
+    [CW_MAX] = CW_KERNEL_MAX,  [CW_BAND] = CW_KERNEL_AND,  [CW_BOR] = CW_KERNEL_OR,
+    [CW_BXOR] = CW_KERNEL_XOR, [CW_LAND] = CW_KERNEL_AND,  [CW_LOR] = CW_KERNEL_OR,
+    [CW_LXOR] = CW_KERNEL_XOR,
+};
+
+/* Of bools, which are bytes of 0 and 1, the logical operations are those of bits. */
+static const enum cw_kernel_operation kernel_operations_of_bools[CW_KERNEL_OPERATIONS] = {
+    [CW_KERNEL_SUM] = CW_KERNEL_OR,  [CW_KERNEL_PROD] = CW_KERNEL_AND,
+    [CW_KERNEL_MIN] = CW_KERNEL_AND, [CW_KERNEL_MAX] = CW_KERNEL_OR,
+    [CW_KERNEL_AND] = CW_KERNEL_AND, [CW_KERNEL_OR] = CW_KERNEL_OR,
+    [CW_KERNEL_XOR] = CW_KERNEL_XOR,
+};
+
+static const enum cw_kernel_element kernel_elements[DTYPES] = {
+    [I4] = CW_KERNEL_I4, [I8] = CW_KERNEL_I8,  [U4] = CW_KERNEL_U4, [U8] = CW_KERNEL_U8,
+    [F2] = CW_KERNEL_F2, [F4] = CW_KERNEL_F4,  [F8] = CW_KERNEL_F8, [BF16] = CW_KERNEL_BF16,
+    [C8] = CW_KERNEL_F4, [C16] = CW_KERNEL_F8,
+};
+
+struct cw_kernel cw_reduce_kernel(uint32_t dtype, uint32_t reduction) {
+    const struct cw_kernel none = {.element = CW_KERNEL_NONE};
+    struct cw_kernel found = {kernel_elements[dtype], kernel_operations[reduction]};
+    const bool logical = reduction == CW_LAND || reduction == CW_LOR || reduction == CW_LXOR;
+    if (dtype == B1)
+        return (struct cw_kernel){CW_KERNEL_BITS, kernel_operations_of_bools[found.operation]};
+    if (logical || ((dtype == C8 || dtype == C16) && reduction != CW_SUM))
+        return none;
+    if (found.operation >= CW_KERNEL_AND)
+        found.element = CW_KERNEL_BITS;
+    else if (found.operation == CW_KERNEL_SUM || found.operation == CW_KERNEL_PROD)
+        found.element = found.element == CW_KERNEL_U4   ? CW_KERNEL_I4
+                        : found.element == CW_KERNEL_U8 ? CW_KERNEL_I8
+                                                        : found.element;
+    return cw_kernel_is(found) ? found : none;
+}
+
 /* ---- two-byte floats ---- */
 
 static inline float float_of(uint32_t bits) {

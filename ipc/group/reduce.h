@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ipc/cuda/kernel.h"
+
 /* Numbers of dtypes that elements may have; 0: bytes that are only moved. */
 uint32_t cw_reduce_dtype(const char *dtype);
 const char *cw_reduce_dtype_name(uint32_t dtype);
@@ -24,5 +26,9 @@ int cw_reduce_check(uint32_t dtype, uint32_t reduction);
  */
 void cw_reduce(uint32_t dtype, uint32_t reduction, void *const *targets, uint32_t target_count,
                const void *const *from, uint32_t parts, uint64_t count, bool past_caches);
+
+/* The kernel that computes the same on a GPU, element by element of its own, of which one of dtype
+ * may be several; CW_KERNEL_NONE: there is none. */
+struct cw_kernel cw_reduce_kernel(uint32_t dtype, uint32_t reduction);
 
 #endif

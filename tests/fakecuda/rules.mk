@@ -4,7 +4,7 @@ FAKECUDA_SRC := $(filter-out tests/fakecuda/tests/% tests/fakecuda/test_%.c,$(ca
 
 # Every call of ipc/cuda/calls.h is in it, or it does not link (symbols.c, -z defs). It stays loaded: its threads do.
 $(FAKECUDA): $(call obj,$(FAKECUDA_SRC))
-	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-Bsymbolic -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs)
+	$(CC) -shared -o $@ $^ $(LDFLAGS) -Wl,-soname,libcuda-double.so -Wl,-Bsymbolic -Wl,-z,nodelete $(if $(SANITIZE),,-Wl,-z,defs) -lm
 
 # Its own tests link it like a library.
 FAKECUDA_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fakecuda/tests/*.c tests/fakecuda/test_*.c))

@@ -1,6 +1,6 @@
 /*
  * Modules, and the kernels of kernels.h in C. A module is any text that names kernels as PTX does;
- * a kernel is one that is known here by its name.
+ * a kernel is one that is known here by its name: those of kernels.h, and reductions.
  */
 #include "tests/fakecuda/streams/kernel.h"
 
@@ -10,22 +10,30 @@
 
 #include "tests/fakecuda/driver/fault.h"
 #include "tests/fakecuda/memory/memory.h"
+#include "tests/fakecuda/streams/reduction.h"
+
+enum kind { FILL, ADD, SPIN, POKE, TRAP, REDUCTION };
 
 struct CUfunc_st {
     const char *name;
     int count;    /* of arguments */
     int bytes[4]; /* of each */
+    enum kind kind;
+    struct fake_reduction reduction;
+    struct CUfunc_st *next; /* of a module's reductions */
 };
 
-enum { FILL, ADD, SPIN, POKE, TRAP };
-
 static struct CUfunc_st kernels[] = {
-    [FILL] = {"fill", 3, {8, 8, 4}}, [ADD] = {"add", 4, {8, 8, 8, 8}}, [SPIN] = {"spin", 2, {8, 4}},
-    [POKE] = {"poke", 2, {8, 4}},    [TRAP] = {"trap", 0, {0}},
+    [FILL] = {.name = "fill", .count = 3, .bytes = {8, 8, 4}, .kind = FILL},
+    [ADD] = {.name = "add", .count = 4, .bytes = {8, 8, 8, 8}, .kind = ADD},
+    [SPIN] = {.name = "spin", .count = 2, .bytes = {8, 4}, .kind = SPIN},
+    [POKE] = {.name = "poke", .count = 2, .bytes = {8, 4}, .kind = POKE},
+    [TRAP] = {.name = "trap", .kind = TRAP},
 };
 
 struct CUmod_st {
     char *text;
+    struct CUfunc_st *reductions; /* those that were asked for; they go with the module */
 };
 
 CUresult cuModuleLoadData(CUmodule *out, const void *image) {
@@ -35,7 +43,7 @@ CUresult cuModuleLoadData(CUmodule *out, const void *image) {
         return CUDA_ERROR_INVALID_VALUE;
     if (strncmp(image, ".version", 8) != 0)
         return CUDA_ERROR_INVALID_IMAGE; /* a binary */
-    CUmodule module = malloc(sizeof *module);
+    CUmodule module = calloc(1, sizeof *module);
     if (!module || !(module->text = strdup(image)))
         abort();
     *out = module;
@@ -47,8 +55,29 @@ CUresult cuModuleUnload(CUmodule module) {
     (void)context;
     if (!module)
         return CUDA_ERROR_INVALID_VALUE;
+    while (module->reductions) {
+        CUfunction kernel = module->reductions;
+        module->reductions = kernel->next;
+        free(kernel);
+    }
     free(module->text);
     free(module);
+    return CUDA_SUCCESS;
+}
+
+static CUresult reduction_of(CUmodule module, const char *name, CUfunction *out) {
+    struct fake_reduction reduction;
+    if (!fake_reduction_named(name, &reduction))
+        return CUDA_ERROR_NOT_FOUND;
+    CUfunction kernel = malloc(sizeof *kernel);
+    if (!kernel)
+        abort();
+    *kernel = (struct CUfunc_st){.count = 4,
+                                 .bytes = {8, 8, 4, FAKE_PARTS_MAX * 8},
+                                 .kind = REDUCTION,
+                                 .reduction = reduction,
+                                 .next = module->reductions};
+    *out = module->reductions = kernel;
     return CUDA_SUCCESS;
 }
 
@@ -64,7 +93,7 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
             *out = &kernels[i];
             return CUDA_SUCCESS;
         }
-    return CUDA_ERROR_NOT_FOUND;
+    return strstr(module->text, entry) ? reduction_of(module, name, out) : CUDA_ERROR_NOT_FOUND;
 }
 
 CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -76,10 +105,18 @@ CUresult cuLaunchKernel(CUfunction kernel, unsigned grid_x, unsigned grid_y, uns
         !block_x || !block_y || !block_z || block_x * block_y * block_z > 1024)
         return CUDA_ERROR_INVALID_VALUE;
     struct fake_work work = {.kind = FAKE_KERNEL};
-    work.launch = (struct fake_launch){.kernel = (int)(kernel - kernels)};
-    for (int i = 0; i < kernel->count; i++)
-        memcpy(&work.launch.arguments[i], arguments[i], (size_t)kernel->bytes[i]);
-    return fake_stream_submit(stream, context, work);
+    work.launch = (struct fake_launch){.kernel = kernel};
+    for (int i = 0; i < kernel->count; i++) {
+        const size_t bytes = (size_t)kernel->bytes[i];
+        void *to = &work.launch.arguments[i];
+        if (bytes > 8 && !(to = work.launch.vector = malloc(bytes)))
+            abort();
+        memcpy(to, arguments[i], bytes);
+    }
+    CUresult code = fake_stream_submit(stream, context, work);
+    if (code != CUDA_SUCCESS)
+        free(work.launch.vector); /* it was not taken */
+    return code;
 }
 
 /* ---- what they do
@@ -94,16 +131,16 @@ static CUresult compute(struct fake_stream *stream, const struct fake_launch *la
     const uint64_t *a = launch->arguments;
     bool good = true;
     pthread_rwlock_rdlock(&fake_ranges_lock);
-    if (launch->kernel == FILL && (good = may(stream, a[0], a[1], true)))
+    if (launch->kernel->kind == FILL && (good = may(stream, a[0], a[1], true)))
         for (uint64_t i = 0; i < a[1]; i++)
             ((uint32_t *)(uintptr_t)a[0])[i] = (uint32_t)a[2];
-    else if (launch->kernel == ADD &&
+    else if (launch->kernel->kind == ADD &&
              (good = may(stream, a[0], a[3], true) && may(stream, a[1], a[3], false) &&
                      may(stream, a[2], a[3], false)))
         for (uint64_t i = 0; i < a[3]; i++)
             ((uint32_t *)(uintptr_t)a[0])[i] =
                 ((uint32_t *)(uintptr_t)a[1])[i] + ((uint32_t *)(uintptr_t)a[2])[i];
-    else if (launch->kernel == POKE && (good = may(stream, a[0], 1, true)))
+    else if (launch->kernel->kind == POKE && (good = may(stream, a[0], 1, true)))
         atomic_store((_Atomic uint32_t *)(uintptr_t)a[0], (uint32_t)a[1]);
     pthread_rwlock_unlock(&fake_ranges_lock);
     return good ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -129,11 +166,14 @@ static CUresult spin(struct fake_stream *stream, uintptr_t flag, uint32_t value)
 }
 
 CUresult fake_kernel_run(struct fake_stream *stream, const struct fake_launch *launch) {
-    switch (launch->kernel) {
+    switch (launch->kernel->kind) {
     case SPIN:
         return spin(stream, launch->arguments[0], (uint32_t)launch->arguments[1]);
     case TRAP:
         return CUDA_ERROR_LAUNCH_FAILED;
+    case REDUCTION:
+        return fake_reduction_run(stream, launch->kernel->reduction, launch->arguments,
+                                  launch->vector);
     default:
         return compute(stream, launch);
     }

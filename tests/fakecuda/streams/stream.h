@@ -53,8 +53,9 @@ struct fake_word {
 };
 
 struct fake_launch {
-    int kernel;
+    CUfunction kernel;
     uint64_t arguments[4];
+    uint64_t *vector; /* an argument that is an array; goes with the work */
 };
 
 struct fake_work {

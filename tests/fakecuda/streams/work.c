@@ -192,6 +192,8 @@ void fake_work_end(struct fake_work *work) {
     struct timespec now;
     if (work->kind == FAKE_COPY)
         free(work->copy.staged);
+    if (work->kind == FAKE_KERNEL)
+        free(work->launch.vector);
     if (work->kind == FAKE_AFTER)
         fake_stream_unref(work->after.stream);
     if (work->kind != FAKE_RECORD && work->kind != FAKE_EVENT)

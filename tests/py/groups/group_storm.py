@@ -97,7 +97,9 @@ def ready(g: cw.Group) -> None:
 
 def ready_on_gpus(g: cw.Group) -> None:
     """The same: CUDA takes its time to begin with."""
-    g.Allgather(cw.zeros(3000, device=f"cuda:{g.rank % GPUS}"))
+    x = cw.zeros(3000, device=f"cuda:{g.rank % GPUS}")
+    g.Allgather(x)
+    g.Allreduce(x)
 
 
 ON_GPUS = ready_on_gpus, works_on_gpus

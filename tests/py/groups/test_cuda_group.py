@@ -83,21 +83,27 @@ def counters(g: cw.Group) -> dict[str, int]:
     return {k: v for k, v in json.loads(told.stdout)["counters"].items() if k.startswith("bytes_")}
 
 
-def test_what_is_moved_stays_on_the_gpu_and_what_is_reduced_goes_to_the_host_and_back() -> None:
+def test_all_stays_on_the_gpu_but_reductions_that_no_kernel_computes() -> None:
     def moves(g: cw.Group, _pipe: Any) -> list[Any]:
         x = cw.full(1 << 20, float(g.rank), device="cuda:0")
+        whole = cw.full(1 << 20, g.rank, "i8", device="cuda:0")
         found = []
-        for operation in (g.Allgather, g.Allreduce):
+        for operation, arguments in (
+            (g.Allgather, (x,)),
+            (g.Allreduce, (x,)),
+            (g.Allreduce, (whole, None, "land")),
+        ):
             before = counters(g)
-            operation(x)
+            operation(*arguments)
             found.append({k: v - before[k] for k, v in counters(g).items()})
         cw.remove(f"look/{g.rank}")
         return found
 
-    moved, reduced = outcomes("routes", 2, moves)[0]
-    assert moved["bytes_same_gpu"] == 4 * (8 << 20), moved
-    assert not moved["bytes_from_gpu"] and not moved["bytes_to_gpu"], moved
-    assert reduced["bytes_from_gpu"] == reduced["bytes_to_gpu"] == 2 * (8 << 20), reduced
+    moved, computed, by_host = outcomes("routes", 2, moves)[0]
+    for found, arrays in ((moved, 4), (computed, 2)):
+        assert found["bytes_same_gpu"] == arrays * (8 << 20), found
+        assert not found["bytes_from_gpu"] and not found["bytes_to_gpu"], found
+    assert by_host["bytes_from_gpu"] == by_host["bytes_to_gpu"] == 2 * (8 << 20), by_host
 
 
 def test_a_reduction_of_more_than_a_piece_is_right() -> None:
@@ -109,6 +115,9 @@ def test_a_reduction_of_more_than_a_piece_is_right() -> None:
         found = g.Reduce(mine, mine, "max", 1)
         if g.rank == 1:
             same(found, np.max(all_values, axis=0))
+        signs = [(one % 3).astype("i8") for one in all_values]
+        found = g.Allreduce(place(signs[g.rank], "gpu", g.rank), op="land")
+        same(found, np.logical_and.reduce(signs))
 
     outcomes("pieces", 2, reduces)
 
@@ -122,7 +131,9 @@ def narrow(g: cw.Group, _pipe: Any) -> None:
                 expected = g.Allreduce(mine, op=op)
                 found = g.Allreduce(cw.asarray(mine, device="cuda:0"), op=op)
                 assert found.device == "cuda:0" and found.dtype == dtype
-                np.testing.assert_array_equal(host(found).view("u2"), expected.view("u2"))
+                bits, wanted = host(found).view("u2").copy(), expected.view("u2").copy()
+                gone = np.isnan(host(found)) & np.isnan(expected)  # GPUs make one NaN of all
+                np.testing.assert_array_equal(bits[~gone], wanted[~gone])
 
 
 def test_reductions_have_the_bits_of_those_in_host_memory() -> None:

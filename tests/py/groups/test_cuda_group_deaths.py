@@ -23,6 +23,7 @@ import cableway as cw
 cuda_support.require()
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 on_the_double = pytest.mark.skipif(cuda_support.REAL, reason="needs the test double")
+LOADED = 62  # kernels that are started once to be loaded
 gpus = cuda_support.for_module(devices=2)
 
 
@@ -190,12 +191,15 @@ def test_what_a_member_did_not_complete_is_told_as_its_death(tmp_path: Path) -> 
 
 
 @on_the_double
-@pytest.mark.parametrize("operation", ["Allgather", "Allreduce"])
-def test_a_copy_that_fails_breaks_the_group_and_says_whose_it_was(operation: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "work"),
+    [("Allgather", "copy@3+"), ("Allreduce", f"kernel@{LOADED + 3}+"), ("Allreduce", "copy@3+")],
+)
+def test_work_that_fails_breaks_the_group_and_says_whose_it_was(operation: str, work: str) -> None:
     def fails(g: cw.Group, pipe: Any) -> None:
         if g.rank == 1:
-            os.environ["CABLEWAY_FAKECUDA_FAULTS"] = "copy@3+=ILLEGAL_ADDRESS"
-        x = cw.full(5000, 1.0, device="cuda:0")
+            os.environ["CABLEWAY_FAKECUDA_FAULTS"] = f"{work}=ILLEGAL_ADDRESS"
+        x = cw.full(50_000, 1.0, device="cuda:0")  # so large that an Allreduce copies slices
         for _ in range(5):
             getattr(g, operation)(x)
 
@@ -206,14 +210,24 @@ def test_a_copy_that_fails_breaks_the_group_and_says_whose_it_was(operation: str
 
 
 @on_the_double
-@pytest.mark.parametrize("operation", ["Allgather", "Allreduce", "Alltoall", "Bcast"])
-def test_who_is_killed_in_a_copy_is_named_and_the_others_go_on(operation: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "work"),
+    [
+        ("Allgather", "copy@4+"),
+        ("Allreduce", f"kernel@{LOADED + 4}+"),
+        ("Allreduce", "copy@4+"),
+        ("Reduce_scatter", f"kernel@{LOADED + 4}+"),
+        ("Alltoall", "copy@4+"),
+        ("Bcast", "copy@4+"),
+    ],
+)
+def test_who_is_killed_in_its_work_is_named_and_the_others_go_on(operation: str, work: str) -> None:
     name = f"copy/{operation}"
 
     def copies(g: cw.Group, pipe: Any) -> float:
         if g.rank == 1:
-            os.environ["CABLEWAY_FAKECUDA_FAULTS"] = "copy@4+=until:/nowhere"
-        x = cw.full(6000, 1.0, device="cuda:0")
+            os.environ["CABLEWAY_FAKECUDA_FAULTS"] = f"{work}=until:/nowhere"
+        x = cw.full(60_000, 1.0, device="cuda:0")
         pipe.send("there")
         for _ in range(5):
             try:

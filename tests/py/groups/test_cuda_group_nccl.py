@@ -257,9 +257,10 @@ def test_a_forked_child_ends_no_communicator(tmp_path: Path) -> None:
 def test_nccl_itself_computes_and_ends_when_a_member_is_killed() -> None:
     def reduces(g: cw.Group, pipe: Any) -> Any:
         import cupy
+        from cupy.cuda import nccl
 
         cupy.cuda.Device(g.rank).use()
-        nccl, communicator = cupy.cuda.nccl, g.nccl()
+        communicator = g.nccl()
         x = cupy.full(1000, g.rank + 1, "f4")
         stream = cupy.cuda.Stream(non_blocking=True)
         cupy.cuda.Device().synchronize()

@@ -112,6 +112,7 @@ def test_a_member_may_receive_over_what_another_one_sends() -> None:
             g.Allreduce(every[g.rank], out)
             g.barrier()
             same(out, sum(values))
+            g.barrier()
             every[g.rank].copy_from(values[g.rank])
             g.barrier()
             g.Allreduce(every[g.rank], every[0])  # one result for all

@@ -7,8 +7,7 @@
  * whether they could. Then:
  *
  *   Reduce, Reduce_scatter   who receives runs one kernel over its elements of all members; meet
- *   Allreduce, one step      of two members, or of few bytes, out of place: each does that for all
- *                            elements, so they cross the link once; meet
+ *   Allreduce, one step      of few bytes, out of place: each does that for all elements; meet
  *   Allreduce, two steps     each computes its slice; meet; each pulls the others' slices, by copy
  *                            engines; meet. In place too: whoever writes a slice of what it sends
  *                            is the only one who reads that
@@ -41,14 +40,17 @@
 #include "ipc/order/section.h"
 #include "shm/base/error.h"
 
-#define ONE_STEP_BYTES (256u << 10) /* of more members than two: more is faster by slices */
-#define SLICE_ALIGN    256u
+#define ONE_STEP_BYTES  (256u << 10) /* more is faster by slices */
+#define ONE_STEP_OF_TWO (24u << 20)  /* the same, of two members: copy engines are the faster ones \
+                                      */
+#define SLICE_ALIGN 256u
 
 struct reduction {
     cw_group *group;
     const struct operation *op;
     struct cw_kernel kernel;
     struct cw_gpu *gpu; /* of what this member receives */
+    bool in_one_step;
     bool in_place[CW_KERNEL_PARTS_MAX];
     cw_array *send[CW_KERNEL_PARTS_MAX], *receive[CW_KERNEL_PARTS_MAX]; /* the others' */
     uint32_t pinned; /* of what it uses, in the order of for_all() */
@@ -97,11 +99,14 @@ static int open_all(struct reduction *r) {
     for (uint32_t i = 0; i < group->size; i++)
         r->in_place[i] =
             *(const volatile uint64_t *)&group_call_of(group, i)->flags & GROUP_IN_PLACE;
+    r->in_one_step = op->kind != GROUP_ALLREDUCE ||
+                     (!any_in_place(r) &&
+                      op->block_bytes <= (group->size <= 2 ? ONE_STEP_OF_TWO : ONE_STEP_BYTES));
     for (uint32_t i = 0; op->consumes && i < group->size && code == 0; i++) {
         if (i == group->rank)
             continue;
         code = cw_window_open(group, i, 0, op->block_bytes * op->blocks, &r->send[i]);
-        if (code == 0 && op->kind == GROUP_ALLREDUCE)
+        if (code == 0 && !r->in_one_step)
             code = cw_window_open(group, i, 1, op->block_bytes, &r->receive[i]);
     }
     return code;
@@ -159,7 +164,7 @@ static int reach_all(const struct reduction *r) {
     return code;
 }
 
-/* Does this member receive over what another one sends? */
+/* Does this member receive over what another one sends? By slices it may. */
 static bool aliased(const struct reduction *r) {
     const uint8_t *receive = r->op->receive.data;
     for (uint32_t i = 0; i < r->group->size; i++)
@@ -257,17 +262,17 @@ static int pull(const struct reduction *r) {
     return end(r, work, code);
 }
 
-static int run(const struct reduction *r, bool in_one_step) {
+static int run(const struct reduction *r) {
     const struct operation *op = r->op;
     uint64_t begin_bytes = 0, end_bytes = op->block_bytes, any;
-    if (!in_one_step) {
+    if (!r->in_one_step) {
         begin_bytes = slice_begin(r, r->group->rank);
         end_bytes = slice_begin(r, r->group->rank + 1);
     }
     int code = op->consumes ? compute(r, begin_bytes, end_bytes - begin_bytes) : 0;
     if (code == 0)
         code = cw_gpu_agree(r->group, op, 0, &any);
-    if (code || in_one_step)
+    if (code || r->in_one_step)
         return code;
     code = pull(r);
     return code ? code : cw_gpu_agree(r->group, op, 0, &any);
@@ -286,13 +291,13 @@ int cw_gpu_reduce_all(cw_group *group, const struct operation *op, bool *done) {
         code = hold_all(r);
     if (code == 0)
         code = reach_all(r);
-    if (code == 0 || code == -ENODEV) /* a GPU that is not seen, or not reached */
-        code = cw_gpu_agree(group, op, code ? GROUP_CANNOT : aliased(r) ? GROUP_ALIASED : 0, &any);
+    /* A GPU that is not seen, or not reached; and what would be read is written meanwhile. */
+    bool cannot = code == -ENODEV || (code == 0 && r->in_one_step && aliased(r));
+    if (code == 0 || cannot)
+        code = cw_gpu_agree(group, op, cannot ? GROUP_CANNOT : 0, &any);
     *done = code == 0 && !(any & GROUP_CANNOT);
     if (*done)
-        code = run(r, op->kind != GROUP_ALLREDUCE ||
-                          (!any_in_place(r) && !(any & GROUP_ALIASED) &&
-                           (group->size <= 2 || op->block_bytes <= ONE_STEP_BYTES)));
+        code = run(r);
     close_all(r);
     free(r);
     return code;

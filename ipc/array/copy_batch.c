@@ -128,14 +128,14 @@ static int check(const cw_pair *pairs, uint64_t count) {
 
 /* ---- the stream ---- */
 
-/* The caller's, or ours of the GPU where the first of them lies. */
+/* The caller's, or ours of the GPU of the first target on one; else of the first source. From
+ * another GPU than the targets' what is copied within one would cross the link twice. */
 static int choose_stream(struct batch *b, void *stream) {
     int gpu = -1, code = 0;
-    for (uint64_t i = 0; i < b->count && gpu < 0; i++) {
+    for (uint64_t i = 0; i < b->count && gpu < 0; i++)
+        gpu = cw_array_gpu(b->pairs[i].target);
+    for (uint64_t i = 0; i < b->count && gpu < 0; i++)
         gpu = cw_array_gpu(b->pairs[i].source);
-        if (gpu < 0)
-            gpu = cw_array_gpu(b->pairs[i].target);
-    }
     if (gpu < 0)
         return 0;
     code = cw_gpu_get(gpu, &b->gpu);

@@ -7,7 +7,8 @@
  * whether they could. Then:
  *
  *   Reduce, Reduce_scatter   who receives runs one kernel over its elements of all members; meet
- *   Allreduce, one step      of few bytes, out of place: each does that for all elements; meet
+ *   Allreduce, one step      of two members, or of few bytes, out of place: each does that for all
+ *                            elements; meet
  *   Allreduce, two steps     each computes its slice; meet; each pulls the others' slices, by copy
  *                            engines; meet. In place too: whoever writes a slice of what it sends
  *                            is the only one who reads that
@@ -40,10 +41,8 @@
 #include "ipc/order/section.h"
 #include "shm/base/error.h"
 
-#define ONE_STEP_BYTES  (256u << 10) /* more is faster by slices */
-#define ONE_STEP_OF_TWO (24u << 20)  /* the same, of two members: copy engines are the faster ones \
-                                      */
-#define SLICE_ALIGN 256u
+#define ONE_STEP_BYTES (256u << 10) /* more is faster by slices */
+#define SLICE_ALIGN    256u
 
 struct reduction {
     cw_group *group;
@@ -100,8 +99,7 @@ static int open_all(struct reduction *r) {
         r->in_place[i] =
             *(const volatile uint64_t *)&group_call_of(group, i)->flags & GROUP_IN_PLACE;
     r->in_one_step = op->kind != GROUP_ALLREDUCE ||
-                     (!any_in_place(r) &&
-                      op->block_bytes <= (group->size <= 2 ? ONE_STEP_OF_TWO : ONE_STEP_BYTES));
+                     (!any_in_place(r) && (group->size <= 2 || op->block_bytes <= ONE_STEP_BYTES));
     for (uint32_t i = 0; op->consumes && i < group->size && code == 0; i++) {
         if (i == group->rank)
             continue;

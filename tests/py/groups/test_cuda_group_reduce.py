@@ -140,6 +140,26 @@ def test_blocks_are_scattered_in_place_too() -> None:
     outcomes("scattered", 3, scatters, timeout=60)
 
 
+@pytest.mark.parametrize("count", [2_100_000, 5_000_001])
+def test_many_elements_of_two_members(count: int) -> None:
+    def many(g: cw.Group, _pipe: Any) -> None:
+        device = f"cuda:{g.rank % cuda_support.gpus_here()}"
+        values = [np.random.default_rng(i).random(count) for i in range(g.size)]
+        x = cw.asarray(values[g.rank], device=device)
+        out = cw.full(count, -1.0, device=device)
+        for _ in range(3):
+            same(g.Allreduce(x, out), values[0] + values[1])
+            out.copy_from(np.full(count, -1.0))
+            found = g.Reduce(x, out, "max", 1)
+            if g.rank == 1:
+                same(found, np.maximum(*values))
+            half = g.Reduce_scatter(x[: count // 2 * 2])
+            same(half, (values[0] + values[1])[: count // 2 * 2].reshape(2, -1)[g.rank])
+        same(x, values[g.rank])
+
+    outcomes("many", 2, many, timeout=60)
+
+
 def test_an_array_in_place_is_in_order_with_work_before_and_after() -> None:
     def turns(g: cw.Group, _pipe: Any) -> None:
         x = cw.zeros(100_000, device="cuda:0")

@@ -104,7 +104,8 @@ struct layouts_known {
     unsigned next;
 };
 /* 1: an array whose elements are found without a line of Python: an ndarray that owns its memory,
- * or an Array in host memory whose layout is known, contiguous, and writable where it has to be.
+ * or an Array whose layout is known, contiguous, writable where it has to be, and on a GPU without
+ * work of this process that is begun.
  * 0: any other, or one that is refused; Python finds out. Never sets an exception. */
 int elements_of(PyObject *object, int writable, const struct layouts_known *known,
                 struct elements *out);

@@ -8,13 +8,13 @@
  */
 #include "dispatch.h"
 
-static PyObject *array_type, *lease_type, *texts; /* given by elements_types(), for ever */
+static PyObject *array_type, *lease_type, *texts, *marks; /* given by elements_types(), for ever */
 static PyObject *dtype_name, *base_name, *cell_name;
 
 PyObject *elements_types(PyObject *module, PyObject *args) {
-    PyObject *array, *lease, *known;
+    PyObject *array, *lease, *known, *begun;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO", &array, &lease, &known))
+    if (!PyArg_ParseTuple(args, "OOOO", &array, &lease, &known, &begun))
         return NULL;
     dtype_name = PyUnicode_InternFromString("dtype");
     base_name = PyUnicode_InternFromString("base");
@@ -24,9 +24,11 @@ PyObject *elements_types(PyObject *module, PyObject *args) {
     Py_INCREF(array);
     Py_INCREF(lease);
     Py_INCREF(known);
+    Py_INCREF(begun);
     array_type = array;
     lease_type = lease;
     texts = known;
+    marks = begun;
     Py_RETURN_NONE;
 }
 
@@ -61,6 +63,20 @@ static uint8_t *lowest(const cw_array *array) {
     return data;
 }
 
+/* Is nothing of this process's begun on it, for which an operation would wait for ever? Of a GPU's
+ * memory; cableway._group.gpu refuses it then. */
+static int not_begun(PyObject *lease) {
+    PyObject *reference = PyWeakref_NewRef(lease, NULL);
+    PyObject *found = reference ? PyDict_GetItemWithError(marks, reference) : NULL;
+    Py_XDECREF(reference);
+    if (!found) {
+        int failed = PyErr_Occurred() != NULL;
+        PyErr_Clear();
+        return !failed;
+    }
+    return PyList_Check(found) && PyList_Size(found) == 0;
+}
+
 static int of_array(const struct array_fields *fields, int writable,
                     const struct layouts_known *known, struct elements *out) {
     unsigned at = 0;
@@ -79,7 +95,7 @@ static int of_array(const struct array_fields *fields, int writable,
         PyErr_Clear();
         return 0;
     }
-    uint8_t *low = cw_array_gpu(array) < 0 ? lowest(array) : NULL;
+    uint8_t *low = cw_array_gpu(array) < 0 || not_begun(fields->lease) ? lowest(array) : NULL;
     if (!low || cw_array_inherited(array) || (writable && cw_array_readonly(array)))
         return 0;
     *out = (struct elements){{low + offset, array}, known->count[at], known->text[at]};

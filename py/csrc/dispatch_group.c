@@ -207,12 +207,13 @@ static cw_reduction reduction_of(PyObject *name) {
     return 0;
 }
 
-/* May they share some of their elements, and not all? */
+/* Do they share some of their elements, and not all? Both have as many of one dtype. */
 static int share_a_part(const struct elements *a, const struct elements *b) {
-    enum { ITEM_BYTES_MAX = 16 };
     uintptr_t from = (uintptr_t)a->memory.data, to = (uintptr_t)b->memory.data;
     uintptr_t apart = from < to ? to - from : from - to;
-    return apart > 0 && apart < a->count * ITEM_BYTES_MAX;
+    uint32_t itemsize;
+    return apart > 0 && (cw_dtype_size(PyBytes_AsString(a->text), &itemsize) != 0 ||
+                         apart < a->count * itemsize);
 }
 
 /* (send, out, op): an Allreduce, if both are found without Python, and fit: whether it was. */

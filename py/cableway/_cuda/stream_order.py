@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from cableway._core.leases import Lease
     from cableway.array import Array
 
-__all__ = ["Reading", "Section", "Work", "Writing", "begun", "stream_number", "wait", "work"]
+__all__ = [
+    "Reading",
+    "Section",
+    "Work",
+    "Writing",
+    "begun",
+    "marks",
+    "stream_number",
+    "wait",
+    "work",
+]
 
 _DEFAULT = 1  # CU_STREAM_LEGACY
 _SLICE_NS = 500_000_000
@@ -61,6 +71,12 @@ class _Mark:
 
 # What was begun, by what it works on: whoever views it inside the `with` follows these streams.
 _open: weakref.WeakKeyDictionary[Lease, list[_Mark]] = weakref.WeakKeyDictionary()
+
+
+def marks() -> dict[weakref.ref[Lease], list[Any]]:
+    """What is begun, as it changes: an array with an empty list, or none, has no work of a `with`."""
+    found: dict[weakref.ref[Lease], list[Any]] = vars(_open)["data"]
+    return found
 
 
 def begun(lease: Lease) -> int | None:

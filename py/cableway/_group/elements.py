@@ -17,6 +17,7 @@ import numpy as np
 from cableway import _dispatch
 from cableway._core import dtypes, leases
 from cableway._core.library import ffi
+from cableway._cuda import stream_order
 from cableway.array import Array
 
 __all__ = ["Elements", "apart", "like", "overlap", "receive", "send", "text_of"]
@@ -25,7 +26,7 @@ _FIND_BYTES = 160  # of fewer, all that is sent goes with the call (GROUP_INLINE
 _texts: dict[np.dtype[Any], bytes] = {}
 
 
-_dispatch.elements_types(np.ndarray, leases.Lease, _texts)
+_dispatch.elements_types(np.ndarray, leases.Lease, _texts, stream_order.marks())
 
 
 class Elements:

@@ -160,6 +160,20 @@ def test_many_elements_of_two_members(count: int) -> None:
     outcomes("many", 2, many, timeout=60)
 
 
+def test_within_a_section_of_its_own_it_is_refused_the_second_time_too() -> None:
+    def refuses(g: cw.Group, _pipe: Any) -> None:
+        x, out = (cw.full(1000, 1.0, device="cuda:0") for _ in range(2))
+        for _ in range(3):
+            same(g.Allreduce(x, out), np.full(1000, float(g.size)))
+            for section in (x.reading(), x.writing()):
+                with section, pytest.raises(ValueError, match="call it behind that"):
+                    g.Allreduce(x, out)
+                with section, pytest.raises(ValueError, match="call it behind that"):
+                    g.Allreduce(out, x)
+
+    outcomes("refused", 2, refuses)
+
+
 def test_an_array_in_place_is_in_order_with_work_before_and_after() -> None:
     def turns(g: cw.Group, _pipe: Any) -> None:
         x = cw.zeros(100_000, device="cuda:0")

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from group_operations import everything, place
+from group_operations import everything, place, same
 from group_support import group, outcomes
 
 import cableway as cw
@@ -256,3 +256,20 @@ def test_what_is_sent_may_overlap_what_is_received() -> None:
         return True
 
     assert outcomes("overlaps", 2, overlaps) == [True, True]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("count", [100, 5000, 300_000])
+def test_a_member_may_receive_over_what_another_one_sends(size: int, count: int) -> None:
+    def over(g: cw.Group, _pipe: Any) -> None:
+        every = g.empty(count)
+        values = [np.arange(count) * (i + 1.0) for i in range(g.size)]
+        for first in range(20):
+            every[g.rank][...] = values[g.rank]
+            out = cw.empty(count) if g.rank == first % g.size else every[first % g.size]
+            g.barrier()
+            g.Allreduce(every[g.rank], out)
+            same(out, sum(values))
+            g.barrier()
+
+    outcomes(f"over/{size}/{count}", size, over)

@@ -206,7 +206,7 @@ class Group:
     def nccl(self, device: str | None = None) -> Any:
         """A communicator of NCCL in which the members have their ranks: `cupy.cuda.nccl.NcclCommunicator`. Needs CuPy. Blocks.
 
-        NCCL reduces on the GPUs, where the group's own operations go through host memory. It takes about half a second to make a
+        NCCL's calls are submitted to a stream; the group's own operations are waited for. It takes about half a second to make a
         communicator, and several hundred MiB of memory on each GPU. Its calls are not ordered with sections by themselves: give
         them a stream within `Array.writing`.
 

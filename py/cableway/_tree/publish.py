@@ -390,28 +390,39 @@ def _run(placed: list[tuple[Source, int]], at: int, frozen: Any) -> int:
     return count
 
 
-def _copy_run(lease: Lease, placed: list[tuple[Source, int]]) -> None:
-    """Copies leaves and what lies between them, less than CW_LEAF_ALIGN bytes each."""
+def _run_pair(lease: Lease, placed: list[tuple[Source, int]]) -> tuple[Array, Array]:
+    """Where leaves come to and where they are, with what lies between them, less than CW_LEAF_ALIGN bytes each."""
     (first, begin), (last, last_begin) = placed[0], placed[-1]
     bytes_of = Layout((last_begin + last.layout.span - begin,), np.dtype(np.uint8))
     values = first.values
     low = values._offset - values._layout_now().origin
-    copies.assign(
-        arrays.make(lease, bytes_of, begin), arrays.make(values._open_lease(), bytes_of, low)
-    )
     for source, where in placed:
         source.place = Place(lease, where, source.layout)
+    return arrays.make(lease, bytes_of, begin), arrays.make(values._open_lease(), bytes_of, low)
+
+
+def _in_one_piece(target: Array, values: Any) -> bool:
+    """Whether both lie on GPUs, alike and without gaps."""
+    if not isinstance(values, Array) or not values._on_gpu() or not target._on_gpu():
+        return False
+    layout = values._layout_now()
+    return target._layout_now().same(layout) and layouts.is_gapless(layout)
 
 
 def _fill(whole: Array, placed: list[tuple[Source, int]], frozen: Any) -> None:
     lease = whole._open_lease()
     memory = lease.memory()
+    together: list[tuple[Array, Array]] = []  # copied by one call
     at = 0
     while at < len(placed):
         count = _run(placed, at, frozen)
         if count > 1:
-            _copy_run(lease, placed[at : at + count])
+            pair = _run_pair(lease, placed[at : at + count])
             at += count
+            if _in_one_piece(*pair):
+                together.append(pair)
+            else:
+                copies.assign(*pair)
             continue
         source, begin = placed[at]
         at += 1
@@ -422,8 +433,14 @@ def _fill(whole: Array, placed: list[tuple[Source, int]], frozen: Any) -> None:
                 layout.shape, layout.dtype, memory, begin + layout.origin, layout.strides
             )
             leases.copy_values(shown, values)
+            continue
+        target = arrays.make(lease, layout, begin + layout.origin)
+        if _in_one_piece(target, values):
+            together.append((target, values))
         else:
-            copies.assign(arrays.make(lease, layout, begin + layout.origin), values)
+            copies.assign(target, values)
+    if together:
+        copies.copy(together)
 
 
 def _put(

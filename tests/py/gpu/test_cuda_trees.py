@@ -378,10 +378,11 @@ def test_a_tree_goes_to_another_gpu_in_one_copy(program):
 from cableway._array import copies
 t = cw.put("m", state(3.0) | {"c": cw.full(1000, 4.0, "f4", device="cuda:0")})
 made = []
-assign = copies.assign
+assign, copy = copies.assign, copies.copy
 copies.assign = lambda target, values, *more: (made.append(target.nbytes), assign(target, values, *more))[1]
+copies.copy = lambda pairs: (made.extend(target.nbytes for target, _ in pairs), copy(pairs))[1]
 there = cw.put("m1", t, device="cuda:1")
-copies.assign = assign
+copies.assign, copies.copy = assign, copy
 assert len(made) == 1, made
 assert there.device == "cuda:1" and list(there) == list(t)
 assert all((there[p].to("cpu").numpy() == t[p].to("cpu").numpy()).all() for p in t)

@@ -1065,6 +1065,14 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
  * takes items opens that memory as soon as it takes one after the growth. -EINTR, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
+/*
+ * The same for threads that share a word of 4 bytes, which is this process's, and what ends their
+ * waits: -EAGAIN where one would wait and *word is not as_it_was. cw_queue_gets_end() changes the
+ * word and wakes those that wait for it. Any thread; it does not block.
+ */
+int cw_queue_get_unless(cw_queue *queue, cw_item *item, int64_t timeout_ns,
+                        const volatile uint32_t *word, uint32_t as_it_was);
+int cw_queue_gets_end(cw_queue *queue, volatile uint32_t *word);
 /* Frees what an item holds; it is empty then. NULL is allowed. */
 void cw_item_deinit(cw_item *item);
 /* Numbers, as they are at some moment of the call. Does not block. */

@@ -343,7 +343,8 @@ static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item, st
     return 0;
 }
 
-int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
+int cw_queue_get_unless(cw_queue *queue, cw_item *item, int64_t timeout_ns,
+                        const volatile uint32_t *word, uint32_t as_it_was) {
     struct cw_queue_place place;
     struct taken taken;
     if (!queue || !item)
@@ -353,7 +354,8 @@ int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
     int code;
     do {
         taken = (struct taken){.passed = false};
-        code = cw_queue_get_begin(&queue->head->core, end_ns, &place);
+        code = cw_queue_get_begin_unless(&queue->head->core, end_ns,
+                                         (const cw_a32 *)(uintptr_t)word, as_it_was, &place);
         if (code)
             return code;
         code = take(queue, &place, item, &taken);
@@ -361,6 +363,17 @@ int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
     if (code == 0 && taken.behind)
         cw_rings_follow(queue);
     return code ? code : (int)item->count;
+}
+
+int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
+    return cw_queue_get_unless(queue, item, timeout_ns, NULL, 0);
+}
+
+int cw_queue_gets_end(cw_queue *queue, volatile uint32_t *word) {
+    if (!queue || !word)
+        return cw_needs("a queue and a word");
+    cw_queue_end_waits(&queue->head->core, (cw_a32 *)(uintptr_t)word);
+    return 0;
 }
 
 /* ---- numbers, and being done ---- */

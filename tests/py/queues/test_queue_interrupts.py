@@ -123,17 +123,6 @@ def test_nor_of_another_queue(alarm: _Handler, make: Any) -> None:
         q.join()
 
 
-def test_no_tensor_is_lost_by_what_a_handler_raises_in_get(alarm: _Handler) -> None:
-    torch = pytest.importorskip("torch")
-    ITEMS["tensor"] = (
-        lambda n: {"t": cw.asarray(np.full(10, n)).torch(), "u": torch.full((10,), n)},
-        lambda got: int(got["t"][-1] + got["u"][-1]) // 2,
-        300e-6,
-    )
-    found, raised = interrupted_gets(cw.Queue(), "tensor", alarm, TIMES // 3)
-    assert found == list(range(TIMES // 3)) and raised > TIMES // 300
-
-
 @pytest.mark.parametrize("kind", ["plain", "pickled", "ndarray", "several"])
 def test_what_a_handler_raises_in_put_says_that_the_item_is_not_there(
     alarm: _Handler, kind: str

@@ -354,11 +354,11 @@ int cw_group_await(cw_group *group) {
 }
 
 int cw_group_decline(cw_group *group, const char *why) {
-    int code = cw_group_begin(group);
+    int code = why ? cw_group_begin(group) : cw_needs("a reason");
     if (code)
         return code;
     struct group_call *call = group_next_call(group);
-    snprintf((char *)call->data, sizeof call->data, "%s", why ? why : "it does not say why");
+    snprintf((char *)call->data, sizeof call->data, "%s", why);
     cw_group_arrive(group, DECLINED_WHAT, 0);
     code = cw_group_await(group);
     cw_group_leave_call(group);

@@ -263,7 +263,7 @@ static int await(struct cw_queue_core *queue, const struct side *side, uint64_t 
     if (side->look(queue, bytes, &place) != WAIT)
         return 0;
     if (ended(waiting))
-        return cw_fail_plain(-EAGAIN, "the wait was ended by another thread");
+        return cw_fail(-EAGAIN, "another thread of this process ended the wait");
     int code = sleep_at(side->wait_at, rings, waiting, holder != 0);
     /* Whether it runs takes longer to find out than to put an item: not when there is one now. */
     if (holder && side->look(queue, bytes, &place) == WAIT)

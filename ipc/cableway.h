@@ -1065,6 +1065,14 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
  * takes items opens that memory as soon as it takes one after the growth. -EINTR, -EPROTO.
  */
 int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns);
+/*
+ * The same for threads that share a word of 4 bytes, which is this process's, and what ends their
+ * waits: -EAGAIN where one would wait and *word is not as_it_was. cw_queue_gets_end() changes the
+ * word and wakes those that wait for it. Any thread; it does not block.
+ */
+int cw_queue_get_unless(cw_queue *queue, cw_item *item, int64_t timeout_ns,
+                        const volatile uint32_t *word, uint32_t as_it_was);
+int cw_queue_gets_end(cw_queue *queue, volatile uint32_t *word);
 /* Frees what an item holds; it is empty then. NULL is allowed. */
 void cw_item_deinit(cw_item *item);
 /* Numbers, as they are at some moment of the call. Does not block. */
@@ -1174,6 +1182,19 @@ int cw_group_barrier(cw_group *group);
 int cw_group_barrier_begin(cw_group *group);
 int cw_group_barrier_finish(cw_group *group);
 /*
+ * For an operation that this member cannot take part in, since its arguments are wrong, or it has
+ * no memory: it comes to the meeting of the operation that the others call, and they get -EINVAL
+ * with its reason (ASCII, CW_GROUP_INLINE_MAX - 1 bytes of it). Nothing is done, and all are in
+ * step. Blocks as an operation. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EBUSY.
+ */
+int cw_group_decline(cw_group *group, const char *why);
+/* How often it has met the others, or was about to: who compares it knows whether a call that has
+ * failed did. May wrap around. */
+uint32_t cw_group_meetings(const cw_group *group);
+/* Breaks the group, with CW_GROUP_INTERRUPTED: for an operation of several calls here that ends in
+ * the middle. -EOWNERDEAD: it is broken already; -EBUSY. */
+int cw_group_interrupt(cw_group *group);
+/*
  * After -EOWNERDEAD or -ETIMEDOUT: the members that are left make a new group of fewer, with ranks
  * in the same order; cw_group_rank(), cw_group_size() and cw_group_completed() tell what is new: of
  * the numbers of completed operations the lowest, since some may have completed one that others
@@ -1269,8 +1290,9 @@ typedef struct cw_group_message {
     uint32_t kind; /* the sender's number */
     uint32_t reserved;
     uint64_t size_bytes;
-    void *data;  /* until cw_group_message_end() */
-    void *owner; /* the library's */
+    uint64_t arrival; /* its number here, in the order in which all came */
+    void *data;       /* until cw_group_message_end() */
+    void *owner;      /* the library's */
 } cw_group_message;
 /* kind: any number, for the receiver. tag: 0 or more. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EDQUOT. */
 int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
@@ -1279,7 +1301,16 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
  * *out: cw_group_message_end(). Blocks. -EOWNERDEAD (whoever of those that could send it is gone),
  * -ETIMEDOUT, -EINTR. */
 int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_message *out);
-/* Gives a message back, as the next one to be received. */
+/* The same without waiting: -EAGAIN where there is no room now. */
+int cw_group_send_now(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
+                      uint32_t to, int32_t tag);
+/* Whether such a message is there, which stays: 1, with what is told of it in *out, without data;
+ * 0. CW_GROUP_KEPT: of those that were there at an earlier look; CW_GROUP_LOOK: of those that have
+ * come; CW_GROUP_WAIT: waits for it, as cw_group_receive() does. */
+enum cw_group_wait { CW_GROUP_KEPT = 0, CW_GROUP_LOOK = 1, CW_GROUP_WAIT = 2 };
+int cw_group_probe(cw_group *group, int32_t source, int32_t tag, enum cw_group_wait wait,
+                   cw_group_message *out);
+/* Gives a message back; it is received again in its turn. */
 int cw_group_unreceive(cw_group *group, cw_group_message *message);
 void cw_group_message_end(cw_group_message *message);
 

@@ -16,7 +16,8 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent.parent
 DISPATCH_PARTS = (
     "", "_plain", "_small", "_parent", "_submit", "_collect", "_calls", "_outcome", "_begin",
-    "_worker", "_defer", "_queue", "_group", "_elements", "_lease_cell", "_answer", "_arrays",
+    "_worker", "_defer", "_queue", "_group", "_elements", "_lease_cell", "_answer", "_arrays", "_signals",
+    "_messages",
 )  # fmt: skip
 OPTIMISED = ["-O2"]  # CFLAGS of the environment, if only empty, replaces what Python was built with
 BUILD = Path(os.environ.get("CABLEWAY_BUILD_DIR", ROOT / "build"))

@@ -13,6 +13,7 @@ static const char *operation_name(uint64_t what) {
         [GROUP_ALLGATHER] = "Allgather", [GROUP_REDUCE] = "Reduce",
         [GROUP_ALLREDUCE] = "Allreduce", [GROUP_REDUCE_SCATTER] = "Reduce_scatter",
         [GROUP_ALLTOALL] = "Alltoall",   [GROUP_EXCHANGE] = "an operation on objects",
+        [GROUP_DECLINED] = "nothing",
     };
     static const char *const labels[] = {"bcast",  "scatter",   "gather",         "allgather",
                                          "reduce", "allreduce", "reduce_scatter", "alltoall",

@@ -299,10 +299,31 @@ static int wait_for(cw_group *group, uint32_t rank, uint64_t word) {
     return code;
 }
 
+#define DECLINED_WHAT group_what(GROUP_DECLINED, 0, 0, GROUP_NO_ROOT, 0)
+
+/* Why that member cannot take part; what it wrote may be anything. */
+static void reason_text(const struct group_call *call, char text[CW_GROUP_INLINE_MAX]) {
+    const volatile uint8_t *from = call->data;
+    uint32_t i;
+    for (i = 0; i + 1 < CW_GROUP_INLINE_MAX && from[i]; i++)
+        text[i] = from[i] >= ' ' && from[i] <= '~' ? (char)from[i] : '?';
+    text[i] = 0;
+}
+
 static int differs(const cw_group *group) {
     const struct group_call *own = &group->own->call[group->number & 1];
-    char ours[96], theirs[96] = "something else";
+    char ours[96], theirs[96] = "something else", why[CW_GROUP_INLINE_MAX];
     uint32_t other = group->rank;
+    for (uint32_t i = 0; i < group->size; i++) {
+        const struct group_call *call = group_call_of(group, i);
+        if (call->what != DECLINED_WHAT)
+            continue;
+        reason_text(call, why);
+        return cw_fail(-EINVAL,
+                       "in group \"%s\" rank %u could not take part in the operation that all "
+                       "call: %s. Nothing was done",
+                       group->name, i, why);
+    }
     cw_group_describe(own->what, own->count, ours, sizeof ours);
     for (uint32_t i = 0; i < group->size && other == group->rank; i++) {
         const struct group_call *call = group_call_of(group, i);
@@ -330,6 +351,31 @@ int cw_group_await(cw_group *group) {
             return code;
     }
     return same ? 0 : differs(group);
+}
+
+int cw_group_decline(cw_group *group, const char *why) {
+    int code = why ? cw_group_begin(group) : cw_needs("a reason");
+    if (code)
+        return code;
+    struct group_call *call = group_next_call(group);
+    snprintf((char *)call->data, sizeof call->data, "%s", why);
+    cw_group_arrive(group, DECLINED_WHAT, 0);
+    code = cw_group_await(group);
+    cw_group_leave_call(group);
+    return code == -EINVAL ? 0 : code; /* the others, or all, decline or call what they call */
+}
+
+uint32_t cw_group_meetings(const cw_group *group) {
+    return group ? group->number : 0;
+}
+
+int cw_group_interrupt(cw_group *group) {
+    int code = cw_group_begin(group);
+    if (code)
+        return code;
+    cw_group_break_by(group, CW_GROUP_INTERRUPTED, group->rank);
+    cw_group_leave_call(group);
+    return 0;
 }
 
 int cw_group_glance(cw_group *group, int rounds) {

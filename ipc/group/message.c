@@ -27,6 +27,7 @@ struct head {
 struct group_kept { /* a message that came, and was not asked for yet */
     struct group_kept *next;
     struct head head;
+    uint64_t arrival;
     cw_item item;
 };
 
@@ -196,8 +197,8 @@ static int check_tag(int32_t tag, int32_t least) {
                                   least < 0 ? ", or -1 for any" : "");
 }
 
-int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
-                  uint32_t to, int32_t tag) {
+static int send_message(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
+                        uint32_t to, int32_t tag, bool waits) {
     int code = check_tag(tag, 0);
     if (code == 0 && !data && size_bytes)
         code = cw_needs("what is to be sent");
@@ -213,7 +214,7 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
                         .tag = tag,
                         .kind = kind,
                         .size_bytes = size_bytes};
-    group->end_ns = 0;
+    group->end_ns = waits ? 0 : 1; /* long over */
     if (to >= group->size)
         code = cw_fail(-EINVAL, "rank %u: group \"%s\" has ranks 0 to %u", to, group->name,
                        group->size - 1);
@@ -231,6 +232,17 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
                                                       : send_array(group, to, &head, data);
     cw_group_leave_call(group);
     return code;
+}
+
+int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
+                  uint32_t to, int32_t tag) {
+    return send_message(group, data, size_bytes, kind, to, tag, true);
+}
+
+int cw_group_send_now(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
+                      uint32_t to, int32_t tag) {
+    int code = send_message(group, data, size_bytes, kind, to, tag, false);
+    return code == -ETIMEDOUT ? -EAGAIN : code;
 }
 
 /* ---- receiving ---- */
@@ -287,6 +299,7 @@ static int keep_next(cw_group *group, int64_t limit_ns) {
     }
     while (*end)
         end = &(*end)->next;
+    kept->arrival = ++group->arrivals;
     *end = kept;
     return 0;
 }
@@ -345,8 +358,72 @@ static void fill(cw_group_message *out, struct group_kept *kept) {
                               .tag = kept->head.tag,
                               .kind = kept->head.kind,
                               .size_bytes = kept->head.size_bytes,
+                              .arrival = kept->arrival,
                               .data = data,
                               .owner = kept};
+}
+
+static int check_source(const cw_group *group, int32_t source) {
+    return source >= -1 && source < (int32_t)group->size
+               ? 0
+               : cw_fail(-EINVAL, "source %d: group \"%s\" has ranks 0 to %u; -1 is any", source,
+                         group->name, group->size - 1);
+}
+
+/* What has come, without waiting; that is kept in its order. */
+static int keep_all(cw_group *group) {
+    int code;
+    do
+        code = keep_next(group, 0);
+    while (code == 0);
+    return code == -ETIMEDOUT || code == -EBUSY || code == -EINTR ? 0 : code;
+}
+
+/* For who asks again and again: now and then, whether those who could send it are there. What one
+ * that is gone did before is looked for once more. */
+static int look_for_the_gone(cw_group *group, int32_t source) {
+    uint32_t peer = source < 0 ? group->size : (uint32_t)source;
+    bool left = false;
+    int64_t now_ns = cw_now_ns();
+    if (now_ns - group->looked_ns < GROUP_LOOK_NS)
+        return 0;
+    group->looked_ns = now_ns;
+    uint32_t rank = gone(group, peer, &left);
+    return rank == group->size ? 0 : left ? CW_GROUP_LEFT : CW_GROUP_DIED;
+}
+
+int cw_group_probe(cw_group *group, int32_t source, int32_t tag, enum cw_group_wait wait,
+                   cw_group_message *out) {
+    struct group_kept **found = NULL;
+    int code = check_tag(tag, -1);
+    if (code == 0 && !out)
+        code = cw_needs("a place for what is told of the message");
+    if (code == 0)
+        code = cw_group_begin(group);
+    if (code)
+        return code;
+    group->end_ns = 0;
+    code = check_source(group, source);
+    if (code == 0 && wait == CW_GROUP_WAIT)
+        code = await_message(group, source, tag, &found);
+    else if (code == 0) {
+        int reason = wait == CW_GROUP_LOOK ? look_for_the_gone(group, source) : 0;
+        if (wait == CW_GROUP_LOOK)
+            code = keep_all(group);
+        found = code ? NULL : find_kept(group, source, tag);
+        if (code == 0 && !found && reason) {
+            bool left;
+            cw_group_break_by(group, (uint32_t)reason,
+                              gone(group, source < 0 ? group->size : (uint32_t)source, &left));
+            code = cw_group_told(group);
+        }
+    }
+    if (code == 0 && found) {
+        fill(out, *found);
+        out->data = out->owner = NULL; /* it is not the caller's */
+    }
+    cw_group_leave_call(group);
+    return code ? code : found != NULL;
 }
 
 int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_message *out) {
@@ -359,9 +436,7 @@ int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_mess
     if (code)
         return code;
     group->end_ns = 0;
-    if (source < -1 || source >= (int32_t)group->size)
-        code = cw_fail(-EINVAL, "source %d: group \"%s\" has ranks 0 to %u; -1 is any", source,
-                       group->name, group->size - 1);
+    code = check_source(group, source);
     if (code == 0)
         code = await_message(group, source, tag, &found);
     if (code == 0) {
@@ -376,9 +451,11 @@ int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_mess
 int cw_group_unreceive(cw_group *group, cw_group_message *message) {
     if (!group || !message || !message->owner)
         return cw_needs("a group and a message of its own");
-    struct group_kept *kept = message->owner;
-    kept->next = group->kept;
-    group->kept = kept;
+    struct group_kept *kept = message->owner, **at = &group->kept;
+    while (*at && (*at)->arrival < kept->arrival)
+        at = &(*at)->next;
+    kept->next = *at;
+    *at = kept;
     *message = (cw_group_message){.owner = NULL};
     return 0;
 }

@@ -164,7 +164,9 @@ struct cw_group {
     cw_handle inbox_handle;
     cw_array *inbox_array; /* where messages to us come (message.h) */
     cw_queue *inbox;
-    struct group_kept *kept; /* those that came and were not asked for yet */
+    struct group_kept *kept; /* those that came and were not asked for yet, as they came */
+    uint64_t arrivals;       /* of messages so far */
+    int64_t looked_ns;       /* when a probe that does not wait last looked for the dead */
     uint32_t stage_half;     /* the half of it that is written next */
     uint64_t me;             /* our claim */
     struct group_slot *own;
@@ -250,6 +252,7 @@ enum group_operation {
     GROUP_REDUCE_SCATTER,
     GROUP_ALLTOALL,
     GROUP_EXCHANGE,
+    GROUP_DECLINED, /* it cannot take part: its call has why, as text */
     GROUP_OPERATIONS
 };
 #define GROUP_NO_ROOT 0xffffu

@@ -343,17 +343,16 @@ static int take(cw_queue *queue, struct cw_queue_place *place, cw_item *item, st
     return 0;
 }
 
-int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
+static int get(cw_queue *queue, cw_item *item, int64_t timeout_ns, const cw_a32 *word,
+               uint32_t as_it_was) {
     struct cw_queue_place place;
     struct taken taken;
-    if (!queue || !item)
-        return cw_fail(-EINVAL, "a queue and an item are needed, NULL was given");
     close_arrays(item);
     int64_t end_ns = end_of(timeout_ns);
     int code;
     do {
         taken = (struct taken){.passed = false};
-        code = cw_queue_get_begin(&queue->head->core, end_ns, &place);
+        code = cw_queue_get_begin_unless(&queue->head->core, end_ns, word, as_it_was, &place);
         if (code)
             return code;
         code = take(queue, &place, item, &taken);
@@ -361,6 +360,26 @@ int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
     if (code == 0 && taken.behind)
         cw_rings_follow(queue);
     return code ? code : (int)item->count;
+}
+
+int cw_queue_get(cw_queue *queue, cw_item *item, int64_t timeout_ns) {
+    if (!queue || !item)
+        return cw_fail(-EINVAL, "a queue and an item are needed, NULL was given");
+    return get(queue, item, timeout_ns, NULL, 0);
+}
+
+int cw_queue_get_unless(cw_queue *queue, cw_item *item, int64_t timeout_ns,
+                        const volatile uint32_t *word, uint32_t as_it_was) {
+    if (!queue || !item || !word)
+        return cw_needs("a queue, an item and a word");
+    return get(queue, item, timeout_ns, (const cw_a32 *)(uintptr_t)word, as_it_was);
+}
+
+int cw_queue_gets_end(cw_queue *queue, volatile uint32_t *word) {
+    if (!queue || !word)
+        return cw_needs("a queue and a word");
+    cw_queue_end_waits(&queue->head->core, (cw_a32 *)(uintptr_t)word);
+    return 0;
 }
 
 /* ---- numbers, and being done ---- */

@@ -48,9 +48,11 @@ def terminated(texts: object, count: int) -> list[bytes]:
 
 
 def name_of(device: Any) -> Any:
-    """A `torch.device` as its name; whatever else it is, that."""
+    """A `torch.device` as its name, in which "cpu" has no number, as it says nothing; whatever else it is, that."""
     kind = type(device)
-    return str(device) if kind.__name__ == "device" and kind.__module__ == "torch" else device
+    if kind.__name__ != "device" or kind.__module__ != "torch":
+        return device
+    return "cpu" if device.type == "cpu" else str(device)
 
 
 def resolve(device: object) -> str:

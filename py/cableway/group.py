@@ -20,13 +20,16 @@ from cableway import _dispatch, client, create
 from cableway._core.deadlines import checked_seconds
 from cableway._core.library import lib
 from cableway._group import environment, nccl, objects, operations
+from cableway._group.calls import Calls, in_step
+from cableway._group.messages import Mailbox, Request, Status
+from cableway._group.point_to_point import PointToPoint
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from cableway.array import Array
 
-__all__ = ["Group"]
+__all__ = ["Group", "Request", "Status"]
 
 _FOR_EVER_SECONDS = 1e9  # and longer: for ever
 
@@ -35,10 +38,12 @@ def _nanoseconds(timeout: float | None) -> int:
     if timeout is None:
         return -1
     seconds = checked_seconds(timeout)
-    return -1 if seconds > _FOR_EVER_SECONDS else max(0, int(seconds * 1e9))
+    if seconds < 0:
+        raise ValueError(f"timeout {timeout}: seconds are 0 or more; None is without limit")
+    return -1 if seconds > _FOR_EVER_SECONDS else int(seconds * 1e9)
 
 
-class Group:
+class Group(PointToPoint):
     """A member of a group of processes of one machine, which join by name and then meet in collective operations.
 
     The processes need not be related. Every member calls the same operations in the same order. If a member dies, leaves or gives
@@ -73,7 +78,7 @@ class Group:
         name: of the group.
     """
 
-    __slots__ = ("__weakref__", "_end", "_pid", "_timeout", "_watches", "name")
+    __slots__ = ("__weakref__", "_calls", "_end", "_pid", "_timeout", "_watches", "name")
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class Group:
         self, name: str, size: int, rank: int | None, timeout: float | None, stop: int = 0
     ) -> None:
         """stop: the address of a word of 4 bytes, which the caller keeps: joining gives up when it is not 0. 0: none."""
+        limit_ns = _nanoseconds(timeout)
         connection = client.current()
         self.name = name
         self._timeout = timeout
@@ -112,9 +118,9 @@ class Group:
             raise ValueError(
                 f"rank {number}: a group of {members} has ranks 0 to {members - 1}; None takes the lowest that is free"
             )
-        self._end = _dispatch.GroupEnd(
-            connection.number, name, members, number, _nanoseconds(timeout), stop
-        )
+        self._end = _dispatch.GroupEnd(connection.number, name, members, number, limit_ns, stop)
+        self._calls = Calls(self._end)
+        self._box = Mailbox(self._calls, timeout)
 
     @classmethod
     def _join_until(cls, name: str, size: int, rank: int, stop: int) -> Group:
@@ -131,7 +137,7 @@ class Group:
     @timeout.setter
     def timeout(self, seconds: float | None) -> None:
         self._end.set_timeout(_nanoseconds(seconds))
-        self._timeout = seconds
+        self._timeout = self._box.limit = seconds
 
     @property
     def rank(self) -> int:
@@ -142,6 +148,14 @@ class Group:
     def size(self) -> int:
         """Number of members."""
         return self._end.numbers()[1]
+
+    def Get_rank(self) -> int:
+        """`rank`, as mpi4py calls it."""
+        return self.rank
+
+    def Get_size(self) -> int:
+        """`size`, as mpi4py calls it."""
+        return self.size
 
     @property
     def completed(self) -> int:
@@ -158,7 +172,14 @@ class Group:
             Timeout: not all came in time; the group is broken then.
             ValueError: another member calls another operation. All members are told, and the group goes on.
         """
-        self._end.barrier()
+        self._calls.barrier[()]
+
+    Barrier = barrier
+
+    @property
+    def broken(self) -> bool:
+        """Whether the group is broken, as far as anybody has noticed: the next operation raises `GroupBroken`, and `reform` goes on."""
+        return self._end.broken
 
     def reform(self) -> None:
         """After `GroupBroken` or `Timeout`: the members that are left go on as a group of fewer. Blocks until all of them have called
@@ -198,10 +219,21 @@ class Group:
         ...     float(g.Allreduce(mine, out=mine).numpy()[0])
         1.0
         """
-        mine = create.empty(shape, dtype, device=device)
-        found = self._exchange(mine, objects.ALL, objects.ALL, objects.EMPTY)
-        found[self.rank] = mine
-        return found
+        rank = self.rank
+
+        def make() -> list[Array]:
+            mine = create.empty(shape, dtype, device=device)
+
+            def with_mine(found: list[Array]) -> list[Array]:
+                found[rank] = mine
+                return found
+
+            made: list[Array] = objects.exchange(
+                self._calls, mine, objects.ALL, objects.ALL, objects.EMPTY, rank, finish=with_mine
+            )
+            return made
+
+        return in_step(self._end, make)
 
     def nccl(self, device: str | None = None) -> Any:
         """A communicator of NCCL in which the members have their ranks: `cupy.cuda.nccl.NcclCommunicator`. Needs CuPy. Blocks.
@@ -252,11 +284,14 @@ class Group:
         On a GPU: what was given to the GPU before by sections on the array (`Array.writing`), or by another library to the stream
         that its array names, comes first. All is done when the operation returns.
         """
-        return operations.bcast(self._end, data, root, self.rank)
+        return in_step(self._end, lambda: operations.bcast(self._calls, data, root, self.rank))
 
     def Scatter(self, send: Any, out: Any, root: int = 0) -> Any:
         """Each member receives one of root's `size` equal blocks, by rank. Blocks. send counts at root alone. Returns out."""
-        return operations.scatter(self._end, send, out, root, self.rank, self.size)
+        return in_step(
+            self._end,
+            lambda: operations.scatter(self._calls, send, out, root, self.rank, self.size),
+        )
 
     def Gather(self, send: Any, out: Any = None, root: int = 0) -> Any:
         """root receives the elements of all members, by rank. Blocks. Returns out, elsewhere None.
@@ -267,19 +302,29 @@ class Group:
             root: rank of the receiver.
         """
         root_here = self.rank == root
-        return operations.gather(
-            self._end, operations.GATHER, send, out, root, root_here, self.size
+        kind = operations.GATHER
+        return in_step(
+            self._end,
+            lambda: operations.gather(self._calls, kind, send, out, root, root_here, self.size),
         )
 
     def Allgather(self, send: Any, out: Any = None) -> Any:
         """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array with one axis more in front."""
         kind, none = operations.ALLGATHER, operations.NO_ROOT
-        return operations.gather(self._end, kind, send, out, none, True, self.size)
+        return in_step(
+            self._end,
+            lambda: operations.gather(self._calls, kind, send, out, none, True, self.size),
+        )
 
     def Reduce(self, send: Any, out: Any = None, op: str = "sum", root: int = 0) -> Any:
         """As `Allreduce`, for root alone. Blocks. Returns out, elsewhere None."""
         root_here = self.rank == root
-        return operations.reduce(self._end, operations.REDUCE, send, out, op, root, root_here)
+        return in_step(
+            self._end,
+            lambda: operations.reduce(
+                self._calls, operations.REDUCE, send, out, op, root, root_here
+            ),
+        )
 
     def Allreduce(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Elements of all members become one, everywhere the same bits. Blocks.
@@ -301,77 +346,46 @@ class Group:
         ...     g.Allreduce(np.arange(3))
         array([0, 1, 2])
         """
-        if self._end.allreduce(send, out, op):
+        if self._calls.allreduce[send, out, op]:
             return out
         kind, none = operations.ALLREDUCE, operations.NO_ROOT
-        return operations.reduce(self._end, kind, send, out, op, none, True)
+        return in_step(
+            self._end, lambda: operations.reduce(self._calls, kind, send, out, op, none, True)
+        )
 
     def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
-        return operations.split(self._end, operations.REDUCE_SCATTER, send, out, op, self.size)
+        return in_step(
+            self._end,
+            lambda: operations.split(
+                self._calls, operations.REDUCE_SCATTER, send, out, op, self.size
+            ),
+        )
 
     def Alltoall(self, send: Any, out: Any = None) -> Any:
         """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
         array.
         """
-        return operations.split(self._end, operations.ALLTOALL, send, out, None, self.size)
-
-    def Send(self, send: Any, dest: int, tag: int = 0) -> None:
-        """Sends elements to one member. They are copied: send may be changed afterwards. Blocks only if 4,096 messages wait there.
-
-        Args:
-            send: an array.
-            dest: rank of the receiver.
-            tag: 0 or more.
-
-        Raises:
-            GroupBroken: the group is broken. Timeout: there was no room; nothing was sent, and the group goes on.
-        """
-        objects.send(self._end, send, dest, tag)
-
-    def Recv(self, out: Any, source: int | None = None, tag: int | None = None) -> Any:
-        """Receives elements from one member. Messages of one sender come in the order in which it sent them; those with another
-        source or tag wait. Blocks. Returns out.
-
-        Args:
-            out: an array of the dtype and the number of elements that were sent.
-            source: rank of the sender. None: anybody.
-            tag: of the message. None: any.
-
-        Raises:
-            GroupBroken: who could send it is gone. Timeout: none came; the group goes on. ValueError: it has other elements, or is
-            an object; it waits for the next call.
-        """
-        return objects.receive(self._end, out, source, tag)
+        return in_step(
+            self._end,
+            lambda: operations.split(self._calls, operations.ALLTOALL, send, out, None, self.size),
+        )
 
     # ---- on objects, which travel as pickles
 
-    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
-        """Sends an object to one member: as `Send`. An array of cableway in it is not copied: the receiver sees the same memory."""
-        objects.send_object(self._end, obj, dest, tag)
-
-    def recv(self, source: int | None = None, tag: int | None = None) -> Any:
-        """Receives an object: as `Recv`. Returns the object.
-
-        >>> import cableway as cw
-        >>> with cw.Group("docs/recv", 1) as g:
-        ...     g.send({"answer": 42}, 0, tag=7)
-        ...     g.recv(tag=7)
-        {'answer': 42}
-        """
-        return objects.receive_object(self._end, source, tag)
-
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """root's object comes to all. Blocks. Returns it; at root obj itself. An array of cableway in it is not copied."""
-        rank = self.rank
-        found = self._exchange(obj, root, objects.ALL, objects.BCAST)
-        return obj if rank == root else found[root]
+        if self.rank == root:
+            self._exchange(obj, root, objects.ALL, objects.BCAST)
+            return obj
+        return self._exchange(obj, root, objects.ALL, objects.BCAST)[root]
 
     def scatter(self, objs: Any = None, root: int = 0) -> Any:
         """Of root's `size` objects each member gets one, by rank. Blocks. objs counts at root alone."""
-        if self.rank == root:
-            objs = objects.parts_of(objs, self.size, "scatter")
-        return self._exchange(objs, root, objects.ALL, objects.SCATTER, part=True)[root]
+        label = objects.SCATTER
+        return self._exchange(
+            objs, root, objects.ALL, label, self.size if self.rank == root else 0, True
+        )[root]
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """root gets a list of the objects of all members, by rank; the others None. Blocks."""
@@ -381,51 +395,62 @@ class Group:
 
     def allgather(self, obj: Any) -> list[Any]:
         """A list of the objects of all members, by rank. Blocks."""
-        return self._exchange(obj, objects.ALL, objects.ALL, objects.ALLGATHER)
+        found: list[Any] = self._exchange(obj, objects.ALL, objects.ALL, objects.ALLGATHER)
+        return found
 
     def reduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum", root: int = 0) -> Any:
         """As `allreduce`, for root alone; the others get None. Blocks."""
-        rank, function = self.rank, objects.function_of(op)
-        label = objects.REDUCE | objects.number_of(op)
-        found = self._exchange(obj, objects.ALL, root, label)
-        return objects.fold(function, found) if rank == root else None
+        folds = self.rank == root
+        return self._exchange(obj, objects.ALL, root, objects.REDUCE, op=op, folds=folds)
 
     def allreduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
         """One object of those of all members, in the order of the ranks, on each member. Blocks.
 
         Args:
             obj: this member's.
-            op: as for `Allreduce`, or a function of two objects. Each member calls it.
+            op: as for `Allreduce`, or a function of two objects. Each member calls it; if it raises, perhaps once more.
 
         >>> import cableway as cw
         >>> with cw.Group("docs/objects", 1) as g:
         ...     g.allreduce({"seen": 1}, lambda a, b: {**a, **b})
         {'seen': 1}
         """
-        function = objects.function_of(op)
-        label = objects.ALLREDUCE | objects.number_of(op)
-        found = self._exchange(obj, objects.ALL, objects.ALL, label)
-        return objects.fold(function, found)
+        return self._exchange(obj, objects.ALL, objects.ALL, objects.ALLREDUCE, op=op)
 
     def reduce_scatter(self, objs: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
         """Each member gives `size` objects and gets one, made of those that the members gave for its rank. Blocks."""
-        objs, function = (
-            objects.parts_of(objs, self.size, "reduce_scatter"),
-            objects.function_of(op),
-        )
-        label = objects.REDUCE_SCATTER | objects.number_of(op)
-        found = self._exchange(objs, objects.ALL, objects.ALL, label, part=True)
-        return objects.fold(function, found)
+        label = objects.REDUCE_SCATTER
+        return self._exchange(objs, objects.ALL, objects.ALL, label, self.size, True, op)
 
     def alltoall(self, objs: Any) -> list[Any]:
         """Each member gives `size` objects, one for each, and gets a list of those that were for it, by rank. Blocks."""
-        objs = objects.parts_of(objs, self.size, "alltoall")
-        return self._exchange(objs, objects.ALL, objects.ALL, objects.ALLTOALL, part=True)
+        label, size = objects.ALLTOALL, self.size
+        found: list[Any] = self._exchange(objs, objects.ALL, objects.ALL, label, size, True)
+        return found
 
     def _exchange(
-        self, obj: Any, source: int, to: int, label: int, *, part: bool = False
-    ) -> list[Any]:
-        return objects.exchange(self._end, obj, source, to, label, self.rank, part)
+        self,
+        obj: Any,
+        source: int | None,
+        to: int | None,
+        label: int,
+        parts: int = 0,
+        part: bool = False,
+        op: str | Callable[[Any, Any], Any] | None = None,
+        folds: bool = True,
+    ) -> Any:
+        """An operation on objects; see `objects.exchange`.
+
+        Args:
+            parts: how many objects obj has to have; 0: it may be anything.
+            op: what makes one object of those that came; None: all of them are returned.
+            folds: this member gets that object; else None.
+        """
+        rank = self.rank
+        return in_step(
+            self._end,
+            lambda: objects.call(self._calls, obj, source, to, label, rank, parts, part, op, folds),
+        )
 
     def close(self) -> None:
         """Leaves the group. May be repeated. Members that still wait for this one, or will, get `GroupBroken`."""

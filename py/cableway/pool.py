@@ -84,8 +84,8 @@ class Pool(_Standard):
         capture_stderr: this process reads the workers' stderr and passes it on, and `WorkerDied` shows the end of it. Workers
             never wait for that: what exceeds 4 MiB is dropped, with a note on this process's stderr.
         devices: workers on GPUs. "cuda": one on each GPU that this process sees; "auto": the same, or workers without GPUs if
-            there is none; "cuda:1"; a list of names, where a name may appear twice for two workers; a dict from names to
-            numbers of workers ({"cuda": 2}: two on each). The UUID of a GPU or of a MIG instance is a name, too. See below.
+            there is none; "cuda:1"; a list of names, where a name may appear twice for two workers; a dict from names to numbers
+            of workers ({"cuda": 2}: two on each). A GPU's UUID, a MIG instance's and a `torch.device` are names, too. See below.
         peer: tasks get arrays that lie on other GPUs as views instead of as copies on their own GPU.
         sms: multiprocessors for each worker, if several share a GPU. Work that a task submits to `cableway.current_stream()` runs
             only on these. The driver rounds the number up. Without MPS a GPU runs one process at a time: then `sms` limits what

@@ -7,8 +7,9 @@
 {'answer': 42}
 
 A queue lies in shared memory and belongs to no process: any number of processes and threads may put and get. If a process is
-killed, at whatever moment, at most the item that it was putting or had just taken is lost, and no other process is blocked. A
-`cableway.Array` in an item travels as a handle. NumPy arrays and other buffers of 256 KiB and more are copied once, into
+killed, at whatever moment, at most the item that it was putting or had just taken is lost, and no other process is blocked. What a
+signal's handler raises, as Ctrl-C does, loses no item: out of get() it means that the next get() of this process gives the item,
+out of put() that the queue has not got it (on Python 3.10 only nearly always). A `cableway.Array` in an item travels as a handle. NumPy arrays and other buffers of 256 KiB and more are copied once, into
 memory that the receiver then owns and may write to. Everything else is pickled and copied.
 
 What differs from the standard library, and why:
@@ -41,12 +42,15 @@ import queue as _standard
 import threading
 import time
 import types
+import weakref
 from typing import Any
 
 from cableway import _dispatch, client
 from cableway import array as arrays
+from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
+from cableway._dispatch import QueueItem, Uninterrupted
 from cableway._queue import descriptors as watching
 from cableway._queue import items
 from cableway.array import Array
@@ -54,17 +58,22 @@ from cableway.errors import BrokerLost, Error, QueueBlocked, Stale
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
-_queue_put, _queue_get = lib.cw_queue_put, lib.cw_queue_get
+_queue_put = Uninterrupted(lib.cw_queue_put)
+_raise_later = Uninterrupted(_dispatch.raise_later)
 _UNBOUNDED = 0x7FFFFFFF  # multiprocessing's _maxsize of a queue without one
 _FOR_EVER_SECONDS = 1e9  # and longer: for ever
 _forks = 0  # how often this process is the child of a fork
 _watching = threading.RLock()  # decides who makes a watch
+# Those that are open, by the address of their memory: all queue objects of this process for one queue have one, so that an item
+# that is kept is there for the next get() of any of them.
+_ends: weakref.WeakValueDictionary[int, _End] = weakref.WeakValueDictionary()
 
 
 def _after_fork_in_child() -> None:
-    global _forks, _watching
+    global _forks, _watching, _ends
     _forks += 1
     _watching = threading.RLock()  # another thread of the parent may have had it
+    _ends = weakref.WeakValueDictionary()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -74,22 +83,13 @@ class QueueClosed(ValueError, OSError):
     """A queue was used after its close()."""
 
 
-class _Slot:
-    """A `cw_item *` into which get() takes an item, its address, and the library's status if it returned no plain object."""
-
-    __slots__ = ("address", "item", "status")
-
-    def __init__(self) -> None:
-        self.item: Any = ffi.gc(ffi.new("cw_item *"), lib.cw_item_deinit)
-        self.address = int(ffi.cast("uintptr_t", self.item))
-        self.status = 0
-
-
 class _End:
-    """This process's open queue: the library's pointer, and the lease that keeps its memory mapped."""
+    """This process's open queue: the library's pointer, the lease that keeps its memory mapped, and the items that were taken and
+    not handed out (csrc/dispatch_queue.c).
+    """
 
     __slots__ = (
-        "__weakref__", "forks", "idle", "lease", "max_bytes", "plain", "pointer", "watches",
+        "__weakref__", "bounded", "forks", "get", "lease", "max_bytes", "plain", "pointer", "put", "watches",
     )  # fmt: skip
 
     def __init__(self, memory: Array) -> None:
@@ -99,14 +99,10 @@ class _End:
         self.pointer: Any = from_cell(out)
         self.max_bytes: int = lib.cw_queue_max(out[0])
         self.plain = _dispatch.QueueEnd(int(ffi.cast("uintptr_t", out[0])), self.max_bytes)
-        self.idle: list[_Slot] = []  # those that no thread uses now
+        self.put, self.get = Uninterrupted(self.plain.put), Uninterrupted(self.plain.get)
+        self.bounded = watching.is_bounded(_looked_at(self.pointer))
         self.forks = _forks
         self.watches: dict[bool, watching.Watch] = {}  # of descriptors that were asked for
-
-    def look(self) -> None:
-        """Something was put or taken here."""
-        for watch in list(self.watches.values()):
-            watch.look()
 
 
 def _nanoseconds(block: bool, timeout: float | None) -> int:
@@ -120,18 +116,36 @@ def _refusal(status: int) -> Exception:
     return QueueBlocked(str(error)) if status == -errno.EBUSY else error
 
 
+def _looked_at(pointer: Any) -> Any:
+    """The numbers of a queue now."""
+    info = ffi.new("cw_queue_info *")
+    lib.cw_queue_look_at(pointer, info)
+    return info
+
+
+def _later(error: BaseException) -> bool:
+    """Raises what a signal's handler raised in the caller's caller. False: it is none, since no handler runs on this thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    _raise_later[error,]
+    return True
+
+
 class _Left:
     """The state of a queue at its close().
 
     Attributes:
         used: whether this object had opened it.
         info: its numbers at that moment; None if its memory was gone by then.
+        count: of items that get() would have given.
     """
 
     def __init__(self, closed: _Shared) -> None:
         self.used = closed._end is not None
         self.info: Any = None
+        self.count = 0
         try:
+            self.count = closed._count()
             self.info = closed._info()
         except Error:
             pass
@@ -163,7 +177,8 @@ class _Shared:
         if memory is None:
             raise QueueClosed(f"Queue {self!r} is closed")
         try:
-            self._end = end = _End(memory)
+            address = memory._open_lease().address
+            self._end = end = _ends.get(address) or _ends.setdefault(address, _End(memory))
         except Stale as error:
             raise BrokerLost(
                 f"the broker that this queue was made at has ended, and this process, a child of a fork, had not opened it: {error}"
@@ -174,10 +189,8 @@ class _Shared:
         end = self._end
         if end is None or end.forks != _forks:
             end = self._open()
-        if not end.plain.put(obj):
+        if not end.put[obj,]:
             self._put_slowly(end, obj, timeout_ns)
-        if end.watches:
-            end.look()
 
     def _put_slowly(self, end: _End, obj: Any, timeout_ns: int) -> None:
         """Puts any object, and waits for room."""
@@ -187,16 +200,20 @@ class _Shared:
         data = out.data
         give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
         while True:
-            # What a signal's handler raises here leaves open whether the queue has the item: then neither is told.
-            status = _queue_put(
+            status = _queue_put[
                 end.pointer, data, len(data), out.handles, out.count, out.extra_bytes, timeout_ns
-            )
+            ]
             if status != -errno.EINTR:
                 break
             if give_up:
                 timeout_ns = max(0, give_up - time.monotonic_ns())
         if status == 0:
-            out.sent()
+            try:  # no handler came since
+                end.plain.look(True)
+                out.sent()
+            except BaseException as late:
+                if isinstance(late, Error) or not _later(late):
+                    raise
             return
         error = _standard.Full() if status == -errno.ETIMEDOUT else _refusal(status)
         out.refused()
@@ -206,56 +223,42 @@ class _Shared:
         end = self._end
         if end is None or end.forks != _forks:
             end = self._open()
-        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
-        idle = end.idle
-        try:
-            slot = idle.pop()
-        except IndexError:
-            slot = _Slot()
-        try:
-            found = end.plain.get(slot, slot.address, timeout_ns)
-            if found is not slot:
-                return found
-            if slot.status < 0:
-                self._get_slowly(end, slot, timeout_ns, give_up)
-            return items.decode(slot.item)
-        finally:
-            idle.append(slot)
-            if end.watches:
-                end.look()
-
-    def _get_slowly(self, end: _End, slot: _Slot, timeout_ns: int, give_up: int) -> None:
-        """Waits, after a first attempt, until an item is in the slot, or raises. Signals do not end the wait.
-
-        Args:
-            end: the queue, opened by this process.
-            slot: has the status of the first attempt.
-            timeout_ns: the timeout of the first attempt.
-            give_up: the moment of time.monotonic_ns() at which the timeout is over, if timeout_ns is above 0.
-        """
-        status = slot.status
-        while status == -errno.EINTR:  # its handler has run, and has not raised
-            if give_up:
-                timeout_ns = max(0, give_up - time.monotonic_ns())
-            status = _queue_get(end.pointer, slot.item, timeout_ns)
-        if status >= 0:
-            return
-        if status == -errno.ETIMEDOUT:
+        found = end.get[timeout_ns,]
+        if type(found) is not QueueItem:
+            return found
+        if found.status == -errno.ETIMEDOUT:
             raise _standard.Empty
-        raise _refusal(status)
+        if found.status < 0:
+            raise _refusal(found.status)
+        # No handler came since it was taken. From here to the `return` one may, and then it is given back.
+        try:
+            return items.decode(found)
+        except BaseException as error:
+            try:
+                again = is_handlers(error, lambda: items.decode(found))
+            except BaseException:
+                end.plain.give_back(found)
+                raise
+            if again:
+                end.plain.give_back(found)
+            raise
 
     def _info(self) -> Any:
         if self._memory is None and self._left is not None and self._left.info is not None:
             return self._left.info
-        info = ffi.new("cw_queue_info *")
-        lib.cw_queue_look_at(self._open().pointer, info)
-        return info
+        return _looked_at(self._open().pointer)
+
+    def _count(self) -> int:
+        """Items in it, and those that this process has taken and keeps for its next get()."""
+        if self._memory is None and self._left is not None and self._left.info is not None:
+            return self._left.count
+        return int(self._info().items) + self._open().plain.kept
 
     def empty(self) -> bool:
         """Whether there is no item in it now."""
         if self._memory is None and self._left is not None and self._left.used:
             raise QueueClosed(f"Queue {self!r} is closed")
-        return bool(self._info().items == 0)
+        return self._count() == 0
 
     def close(self) -> None:
         """Ends this object's use of the queue. Its items stay for others. May be repeated."""
@@ -271,7 +274,7 @@ class _Shared:
         with _watching:
             found = end.watches.get(writer)
             if found is None:
-                found = watching.watch(end, end.pointer, end.lease, writer)
+                found = watching.watch(end, writer)
                 end.watches[writer] = found
         return found
 
@@ -340,6 +343,7 @@ class Queue(_Shared):
             timeout: seconds to wait for room at most; None: for ever.
 
         Raises:
+            What a signal's handler raises: the item is not in the queue.
             queue.Full: the queue was full all the time.
             QueueBlocked: the timeout is over, and a process in the middle of a put has not gone on for a second.
             LimitExceeded: no memory left for the item.
@@ -361,6 +365,7 @@ class Queue(_Shared):
             timeout: seconds to wait for an item at most; None: for ever.
 
         Raises:
+            What a signal's handler raises: an item that was taken is what the next call gives.
             queue.Empty: the queue was empty all the time.
             QueueBlocked: the timeout is over, and a process in the middle of a get has not gone on for a second.
             ValueError: the queue is closed.
@@ -385,8 +390,8 @@ class Queue(_Shared):
         return self._get(0)
 
     def qsize(self) -> int:
-        """Items in it now; after close() those at that moment."""
-        return int(self._info().items)
+        """Items in it now, with those that the next get() of this process gives; after close() those at that moment."""
+        return self._count()
 
     def nbytes(self) -> int:
         """Bytes of the items in it now, as maxbytes counts them."""

@@ -152,6 +152,8 @@ static PyMethodDef functions[] = {
      "(pairs, address, usable, describe, leases): cw_pair of the first so many pairs."},
     {"elements_types", elements_types, METH_VARARGS,
      "Tells the array type, that of leases, and the texts of dtypes by dtype."},
+    {"raise_later", raise_later, METH_O,
+     "(exception): raises it when what runs now has returned; on the main thread."},
     {"set_numpy", plain_numpy, METH_VARARGS, "Tells the array type and a tuple of scalar types."},
     {NULL, NULL, 0, NULL},
 };
@@ -172,6 +174,8 @@ static int add_type(PyObject *module, const char *name, PyType_Spec *spec) {
         answer_type = (PyTypeObject *)type;
     if (spec == &lease_cell_spec)
         lease_cell_type = (PyTypeObject *)type;
+    if (spec == &queue_item_spec)
+        queue_item_type = (PyTypeObject *)type;
     if (spec == &fields_spec)
         fields_type = (PyTypeObject *)type;
     return type ? PyModule_AddObject(module, name, type) : -1;
@@ -187,6 +191,8 @@ PyMODINIT_FUNC PyInit__dispatch(void) {
          add_type(module, "LeaseCell", &lease_cell_spec) ||
          add_type(module, "GroupEnd", &group_spec) || add_type(module, "Answer", &answer_spec) ||
          add_type(module, "Fields", &fields_spec) ||
+         add_type(module, "QueueItem", &queue_item_spec) ||
+         add_type(module, "Uninterrupted", &uninterrupted_spec) ||
          PyModule_AddIntConstant(module, "DATA_MAX", CW_POOL_DATA_MAX) ||
          PyModule_AddIntConstant(module, "WORDS_MAX", WORDS_MAX) ||
          PyModule_AddIntConstant(module, "FUNCTION_MAX", CW_POOL_FUNCTION_MAX) ||

@@ -68,13 +68,15 @@ PyObject *small_load(const void *data, uint32_t size_bytes);
 PyObject *raise_failure(int code);
 
 extern PyType_Spec dispatch_spec, worker_spec, queue_spec, outcome_spec, lease_cell_spec,
-    answer_spec, fields_spec, group_spec;
+    answer_spec, fields_spec, group_spec, queue_item_spec, uninterrupted_spec;
 
 /* ---- dispatch_lease_cell.c ---- */
 
 /* Before the first LeaseCell: 0, or -1 with an exception. */
 int lease_cell_begin(void);
 extern PyTypeObject *lease_cell_type; /* made of lease_cell_spec */
+/* An array into a cell that holds none. */
+void lease_cell_put(PyObject *cell, cw_array *array);
 /* What a LeaseCell holds; NULL: nothing, or it is none. */
 cw_array *lease_cell_array_in(PyObject *cell);
 
@@ -116,7 +118,42 @@ void layouts_forget(struct layouts_known *known);
 PyObject *elements_types(PyObject *module, PyObject *args);
 PyObject *pairs_fill(PyObject *module, PyObject *args);
 
-extern PyTypeObject *answer_type;  /* made of answer_spec */
-extern PyTypeObject *outcome_type; /* made of outcome_spec; the module's, for ever */
+/* ---- dispatch_group.c ---- */
+
+typedef struct {
+    PyObject_HEAD cw_group *group;
+    struct layouts_known known;
+    const volatile uint32_t *stop; /* while it joins: it gives up when this is not 0; or NULL */
+    unsigned using;                /* threads that are in a call, without the GIL */
+    int was_open;                  /* it has joined; without a group it is closed, then */
+    cw_group_message hand;         /* what was received last, until it is where it is to be */
+    PyObject *hand_opened;         /* what is open of it: a list; NULL: there is no such message */
+    PyObject *opened;              /* of those that were given back, by arrival: a dict, or NULL */
+} GroupEnd;
+
+/* The exception of a code; and None, if it is 0. */
+PyObject *group_failure(GroupEnd *end, int code);
+PyObject *group_result(GroupEnd *end, int code);
+
+/* ---- dispatch_messages.c ---- */
+
+PyObject *group_send(PyObject *self, PyObject *args);
+PyObject *group_send_bytes(PyObject *self, PyObject *args);
+PyObject *group_receive(PyObject *self, PyObject *args);
+PyObject *group_probe(PyObject *self, PyObject *args);
+PyObject *group_received(PyObject *self, PyObject *none);
+PyObject *group_give_back(PyObject *self, PyObject *none);
+/* Before the group is closed. */
+void group_forget_messages(GroupEnd *end);
+
+/* ---- dispatch_signals.c ---- */
+
+/* (error): raises it as soon as the main thread has come back from here, with what this call's
+ * caller returns. */
+PyObject *raise_later(PyObject *module, PyObject *error);
+
+extern PyTypeObject *queue_item_type; /* made of queue_item_spec */
+extern PyTypeObject *answer_type;     /* made of answer_spec */
+extern PyTypeObject *outcome_type;    /* made of outcome_spec; the module's, for ever */
 
 #endif

@@ -11,14 +11,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-typedef struct {
-    PyObject_HEAD cw_group *group;
-    struct layouts_known known;
-    const volatile uint32_t *stop; /* while it joins: it gives up when this is not 0; or NULL */
-    unsigned using;                /* threads that are in a call, without the GIL */
-    int was_open;                  /* it has joined; without a group it is closed, then */
-} GroupEnd;
-
 /* Has a signal's handler raised, or is it to stop? Only the main thread runs handlers. */
 static int interrupted(void *context) {
     const GroupEnd *end = context;
@@ -34,7 +26,7 @@ static int interrupted(void *context) {
 }
 
 /* What a code means; of a broken group cableway.errors makes GroupBroken, with who broke it. */
-static PyObject *group_failure(GroupEnd *end, int code) {
+PyObject *group_failure(GroupEnd *end, int code) {
     cw_group_break broken = {.reason = 0};
     if (PyErr_Occurred()) /* the handler's */
         return NULL;
@@ -55,7 +47,7 @@ static PyObject *group_failure(GroupEnd *end, int code) {
     return NULL;
 }
 
-static PyObject *end_result(GroupEnd *end, int code) {
+PyObject *group_result(GroupEnd *end, int code) {
     if (code)
         return group_failure(end, code);
     Py_RETURN_NONE;
@@ -100,6 +92,7 @@ static PyObject *end_close(PyObject *self, PyObject *unused) {
         return NULL;
     }
     end->group = NULL;
+    group_forget_messages(end);
     Py_BEGIN_ALLOW_THREADS;
     cw_group_close(group);
     Py_END_ALLOW_THREADS;
@@ -109,6 +102,7 @@ static PyObject *end_close(PyObject *self, PyObject *unused) {
 static void end_dealloc(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    group_forget_messages((GroupEnd *)self);
     cw_group_close(((GroupEnd *)self)->group);
     layouts_forget(&((GroupEnd *)self)->known);
     release(self);
@@ -120,7 +114,7 @@ static PyObject *end_set_timeout(PyObject *self, PyObject *given) {
     long long timeout_ns = PyLong_AsLongLong(given);
     if (timeout_ns == -1 && PyErr_Occurred())
         return NULL;
-    return end_result(end, cw_group_set_timeout(end->group, timeout_ns));
+    return group_result(end, cw_group_set_timeout(end->group, timeout_ns));
 }
 
 static PyObject *end_barrier(PyObject *self, PyObject *unused) {
@@ -134,7 +128,7 @@ static PyObject *end_barrier(PyObject *self, PyObject *unused) {
         Py_END_ALLOW_THREADS;
         end->using --;
     }
-    return end_result(end, code);
+    return group_result(end, code);
 }
 
 static int collect(cw_group *group, int kind, cw_group_memory send, cw_group_memory receive,
@@ -176,7 +170,7 @@ static PyObject *end_collect(PyObject *self, PyObject *args) {
     code = collect(end->group, kind, send, receive, count, dtype, (cw_reduction)reduction, root);
     Py_END_ALLOW_THREADS;
     end->using --;
-    return end_result(end, code);
+    return group_result(end, code);
 }
 
 static PyObject *end_reform(PyObject *self, PyObject *unused) {
@@ -188,7 +182,34 @@ static PyObject *end_reform(PyObject *self, PyObject *unused) {
     code = cw_group_reform(end->group);
     Py_END_ALLOW_THREADS;
     end->using --;
-    return end_result(end, code);
+    return group_result(end, code);
+}
+
+/* (reason): whether it met the others; False where it is closed, broken, busy or another process's.
+ */
+static PyObject *end_decline(PyObject *self, PyObject *reason) {
+    GroupEnd *end = (GroupEnd *)self;
+    char *why;
+    int code;
+    if (!PyBytes_Check(reason) || !(why = PyBytes_AsString(reason))) {
+        PyErr_SetString(PyExc_TypeError, "the reason is bytes");
+        return NULL;
+    }
+    uint32_t met = cw_group_meetings(end->group);
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_decline(end->group, why);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    if (code && cw_group_meetings(end->group) != met)
+        return group_failure(end, code);
+    return PyBool_FromLong(code == 0);
+}
+
+static PyObject *end_interrupt(PyObject *self, PyObject *unused) {
+    GroupEnd *end = (GroupEnd *)self;
+    (void)unused;
+    return PyBool_FromLong(end->group && cw_group_interrupt(end->group) == 0);
 }
 
 static const struct {
@@ -230,12 +251,15 @@ static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t
         send.text != out.text || share_a_part(&send, &out))
         return PyBool_FromLong(0);
     const char *dtype = PyBytes_AsString(send.text);
+    uint32_t met = cw_group_meetings(end->group);
     int code;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
     code = cw_group_allreduce(end->group, send.memory, out.memory, send.count, dtype, reduction);
     Py_END_ALLOW_THREADS;
     end->using --;
+    if (code && !PyErr_Occurred() && cw_group_meetings(end->group) == met)
+        return PyBool_FromLong(0); /* Python calls it again, and tells the others */
     return code ? group_failure(end, code) : PyBool_FromLong(1);
 }
 
@@ -281,85 +305,6 @@ static PyObject *end_exchange(PyObject *self, PyObject *args) {
     return list;
 }
 
-/* (address, nbytes, kind, to, tag) */
-static PyObject *end_send(PyObject *self, PyObject *args) {
-    GroupEnd *end = (GroupEnd *)self;
-    unsigned long long address, nbytes;
-    unsigned kind, to;
-    int tag, code;
-    if (!PyArg_ParseTuple(args, "KKIIi", &address, &nbytes, &kind, &to, &tag))
-        return NULL;
-    end->using ++;
-    Py_BEGIN_ALLOW_THREADS;
-    code = cw_group_send(end->group, (void *)(uintptr_t)address, nbytes, kind, to, tag);
-    Py_END_ALLOW_THREADS;
-    end->using --;
-    return end_result(end, code);
-}
-
-/* (bytes, kind, to, tag) */
-static PyObject *end_send_bytes(PyObject *self, PyObject *args) {
-    GroupEnd *end = (GroupEnd *)self;
-    const char *data;
-    Py_ssize_t nbytes;
-    unsigned kind, to;
-    int tag, code;
-    if (!PyArg_ParseTuple(args, "y#IIi", &data, &nbytes, &kind, &to, &tag))
-        return NULL;
-    end->using ++;
-    Py_BEGIN_ALLOW_THREADS;
-    code = cw_group_send(end->group, data, (uint64_t)nbytes, kind, to, tag);
-    Py_END_ALLOW_THREADS;
-    end->using --;
-    return end_result(end, code);
-}
-
-/*
- * (source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes). A message of that kind
- * and size is copied to the address, if there is one, and comes without bytes; any other one is
- * given back then, and comes without bytes too. Address 0: any message, with its bytes.
- */
-static PyObject *end_receive(PyObject *self, PyObject *args) {
-    GroupEnd *end = (GroupEnd *)self;
-    cw_group_message message = {.owner = NULL}, found;
-    unsigned long long address, nbytes;
-    int source, tag, code, fits;
-    unsigned kind;
-    if (!PyArg_ParseTuple(args, "iiIKK", &source, &tag, &kind, &address, &nbytes))
-        return NULL;
-    end->using ++;
-    Py_BEGIN_ALLOW_THREADS;
-    code = cw_group_receive(end->group, source, tag, &message);
-    found = message;
-    fits = code == 0 && address && message.kind == kind && message.size_bytes == nbytes;
-    if (fits)
-        memcpy((void *)(uintptr_t)address, message.data, nbytes);
-    Py_END_ALLOW_THREADS;
-    end->using --;
-    if (code)
-        return group_failure(end, code);
-    if (PyErr_CheckSignals()) { /* behind this call, its exception would lose the message */
-        cw_group_unreceive(end->group, &message);
-        return NULL;
-    }
-    if (fits)
-        cw_group_message_end(&message);
-    PyObject *data = Py_None;
-    if (address)
-        Py_INCREF(data);
-    else
-        data = PyBytes_FromStringAndSize(message.data, (Py_ssize_t)message.size_bytes);
-    /* Without memory for it, or of another kind, it is the next one to be received. */
-    if (message.owner && (address || !data || message.kind != kind))
-        cw_group_unreceive(end->group, &message);
-    else
-        cw_group_message_end(&message);
-    if (!data)
-        return NULL;
-    return Py_BuildValue("(IiIKN)", found.source, (int)found.tag, found.kind,
-                         (unsigned long long)found.size_bytes, data);
-}
-
 /* (layout, text, count): notes a layout of Arrays whose elements are contiguous. */
 static PyObject *end_know(PyObject *self, PyObject *args) {
     PyObject *layout, *text;
@@ -382,6 +327,23 @@ static PyObject *end_address(PyObject *self, PyObject *unused) {
     return PyLong_FromUnsignedLongLong((uintptr_t)((GroupEnd *)self)->group);
 }
 
+static PyObject *end_meetings(PyObject *self, void *unused) {
+    (void)unused;
+    return PyLong_FromUnsignedLong(cw_group_meetings(((GroupEnd *)self)->group));
+}
+
+static PyObject *end_broken(PyObject *self, void *unused) {
+    cw_group *group = ((GroupEnd *)self)->group;
+    (void)unused;
+    return PyBool_FromLong(group && cw_group_broken(group, NULL) > 0);
+}
+
+static PyGetSetDef gets[] = {
+    {"meetings", end_meetings, NULL, "How often it has met the others; may wrap around.", NULL},
+    {"broken", end_broken, NULL, "Whether the group is, as far as anybody knows.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef methods[] = {
     {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
     {"reform", end_reform, METH_NOARGS, "Goes on with the members that are left."},
@@ -391,10 +353,18 @@ static PyMethodDef methods[] = {
      "(send, out, op): an Allreduce, if it needs no Python: whether it was."},
     {"exchange", end_exchange, METH_VARARGS,
      "(bytes, from, to, label): what each member sent, by rank."},
-    {"send", end_send, METH_VARARGS, "(address, nbytes, kind, to, tag)"},
-    {"send_bytes", end_send_bytes, METH_VARARGS, "(bytes, kind, to, tag)"},
-    {"receive", end_receive, METH_VARARGS,
-     "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes)"},
+    {"decline", end_decline, METH_O,
+     "(reason): cannot take part in what the others call: whether they were met."},
+    {"interrupt", end_interrupt, METH_NOARGS,
+     "Breaks the group, since an operation ends in the middle."},
+    {"send", group_send, METH_VARARGS, "(address, nbytes, kind, to, tag, waits): whether it was."},
+    {"send_bytes", group_send_bytes, METH_VARARGS,
+     "(bytes, kind, to, tag, waits): whether it was."},
+    {"receive", group_receive, METH_VARARGS,
+     "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes, opened)"},
+    {"probe", group_probe, METH_VARARGS, "(source, tag, wait): (source, tag, nbytes) or None."},
+    {"received", group_received, METH_NOARGS, "What was received last is where it is to be."},
+    {"give_back", group_give_back, METH_NOARGS, "What was received last is received again."},
     {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},
     {"close", end_close, METH_NOARGS, "Leaves the group. May be repeated."},
     {"set_timeout", end_set_timeout, METH_O, "Nanoseconds for each operation; -1 for ever."},
@@ -407,6 +377,7 @@ static PyType_Slot slots[] = {
     {Py_tp_init, end_init},
     {Py_tp_dealloc, end_dealloc},
     {Py_tp_methods, methods},
+    {Py_tp_getset, gets},
     {Py_tp_doc,
      "GroupEnd(client, name, size, rank, timeout_ns): joins, and waits for all members."},
     {0, NULL},

@@ -46,6 +46,10 @@ int lease_cell_begin(void) {
     return 0;
 }
 
+void lease_cell_put(PyObject *cell, cw_array *array) {
+    ((LeaseCell *)cell)->array = array;
+}
+
 cw_array *lease_cell_array_in(PyObject *cell) {
     return PyObject_TypeCheck(cell, lease_cell_type) ? ((LeaseCell *)cell)->array : NULL;
 }

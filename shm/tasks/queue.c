@@ -6,6 +6,8 @@
  */
 #include "shm/tasks/queue.h"
 
+#include <stddef.h>
+
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
@@ -16,9 +18,11 @@
 #define JOIN_LOOK_NS 500000000 /* how long a join sleeps before it looks by itself */
 
 struct waiting {
-    int64_t end_ns;  /* < 0: for ever */
-    int64_t look_ns; /* how long the next short sleep is */
-    bool try;        /* not even for a turn */
+    int64_t end_ns;     /* < 0: for ever */
+    int64_t look_ns;    /* how long the next short sleep is */
+    bool try;           /* not even for a turn */
+    const cw_a32 *word; /* what ends it when it is not as it was; NULL: nothing does */
+    uint32_t as_it_was;
 };
 
 /* Sleeps at a bell whose number was read before the last look. briefly: somebody has a turn. */
@@ -37,6 +41,14 @@ static int sleep_at(struct cw_bell *bell, uint32_t rings, struct waiting *waitin
     if (code == -EINTR)
         return cw_fail(-EINTR, "a signal came while waiting at a queue");
     return 0;
+}
+
+/* Whether the word that ends a wait has changed. */
+static bool ended(const struct waiting *waiting) {
+    /* Q15: after W8: who announced before the bell was roused sleeps no more, and who announced
+     * later sees Q16. */
+    return waiting->word &&
+           CW_LOAD(Q15, (cw_a32 *)(uintptr_t)waiting->word, acquire) != waiting->as_it_was;
 }
 
 /* Clears the turn of a dead holder. */
@@ -250,6 +262,8 @@ static int await(struct cw_queue_core *queue, const struct side *side, uint64_t 
     uint64_t holder = CW_LOAD(Q5, &side->other->turn, seq_cst);
     if (side->look(queue, bytes, &place) != WAIT)
         return 0;
+    if (ended(waiting))
+        return cw_fail(-EAGAIN, "another thread of this process ended the wait");
     int code = sleep_at(side->wait_at, rings, waiting, holder != 0);
     /* Whether it runs takes longer to find out than to put an item: not when there is one now. */
     if (holder && side->look(queue, bytes, &place) == WAIT)
@@ -258,9 +272,10 @@ static int await(struct cw_queue_core *queue, const struct side *side, uint64_t 
 }
 
 static int begin(struct cw_queue_core *queue, const struct side *side, uint64_t bytes,
-                 int64_t end_ns, struct cw_queue_place *place) {
+                 int64_t end_ns, const cw_a32 *word, uint32_t as_it_was,
+                 struct cw_queue_place *place) {
     bool try = end_ns == CW_QUEUE_END_TRY;
-    struct waiting waiting = {try ? 0 : end_ns, LOOK_FIRST_NS, try};
+    struct waiting waiting = {try ? 0 : end_ns, LOOK_FIRST_NS, try, word, as_it_was};
     enum verdict verdict = side->look(queue, bytes, place);
     if (verdict == WAIT && waiting.end_ns != 0)
         verdict = spin(queue, side, bytes, place);
@@ -298,7 +313,7 @@ static void commit(const struct side *side, struct cw_queue_place *place) {
 int cw_queue_put_begin(struct cw_queue_core *queue, uint64_t bytes, int64_t end_ns,
                        struct cw_queue_place *place) {
     struct side side = side_put(queue);
-    return begin(queue, &side, bytes, end_ns, place);
+    return begin(queue, &side, bytes, end_ns, NULL, 0, place);
 }
 
 void cw_queue_put_commit(struct cw_queue_core *queue, struct cw_queue_place *place,
@@ -312,9 +327,19 @@ void cw_queue_put_cancel(struct cw_queue_core *queue) {
     turn_release(&queue->put);
 }
 
-int cw_queue_get_begin(struct cw_queue_core *queue, int64_t end_ns, struct cw_queue_place *place) {
+int cw_queue_get_begin_unless(struct cw_queue_core *queue, int64_t end_ns, const cw_a32 *word,
+                              uint32_t as_it_was, struct cw_queue_place *place) {
     struct side side = side_get(queue);
-    return begin(queue, &side, 0, end_ns, place);
+    return begin(queue, &side, 0, end_ns, word, as_it_was, place);
+}
+
+int cw_queue_get_begin(struct cw_queue_core *queue, int64_t end_ns, struct cw_queue_place *place) {
+    return cw_queue_get_begin_unless(queue, end_ns, NULL, 0, place);
+}
+
+void cw_queue_end_waits(struct cw_queue_core *queue, cw_a32 *word) {
+    CW_ADD(Q16, word, 1, release); /* Q16: before the bell; pairs with Q15 */
+    cw_bell_rouse(&queue->filled);
 }
 
 void cw_queue_get_commit(struct cw_queue_core *queue, struct cw_queue_place *place, uint64_t bytes,

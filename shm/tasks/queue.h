@@ -122,6 +122,11 @@ void cw_queue_put_cancel(struct cw_queue_core *queue);
 
 /* The same for taking one. lost: the item is counted as lost. */
 int cw_queue_get_begin(struct cw_queue_core *queue, int64_t end_ns, struct cw_queue_place *place);
+/* And -EAGAIN instead of waiting once *word, private to the caller's process, is not as it was:
+ * cw_queue_end_waits() changes it, and ends the waits that it concerns. */
+int cw_queue_get_begin_unless(struct cw_queue_core *queue, int64_t end_ns, const cw_a32 *word,
+                              uint32_t as_it_was, struct cw_queue_place *place);
+void cw_queue_end_waits(struct cw_queue_core *queue, cw_a32 *word);
 void cw_queue_get_commit(struct cw_queue_core *queue, struct cw_queue_place *place, uint64_t bytes,
                          bool lost);
 void cw_queue_get_cancel(struct cw_queue_core *queue);

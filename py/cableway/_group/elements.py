@@ -39,9 +39,11 @@ class Elements:
         dtype: of one.
         text: the same for the library.
         owner: what keeps the memory.
+        told: of those on a GPU, else None.
     """
 
     __slots__ = ("address", "array", "dtype", "owner", "size", "text")
+    told: Any = None
 
     def __init__(self, values: np.ndarray[Any, Any], lease: Any, owner: Any) -> None:
         self.owner = owner

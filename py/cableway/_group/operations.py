@@ -9,6 +9,7 @@ import numpy as np
 from cableway._core import words
 from cableway._core.library import lib
 from cableway._group import elements, gpu
+from cableway._group.calls import Calls
 from cableway._group.elements import Elements
 from cableway.array import Array
 
@@ -68,7 +69,7 @@ def blocks_of(whole: Elements, size: int, name: str) -> int:
 
 
 def run(
-    end: Any,
+    calls: Calls,
     kind: int,
     sent: Elements | None,
     got: Elements | None,
@@ -86,14 +87,15 @@ def run(
         sent = sent if in_place else gpu.apart(sent)
     from_address, from_array = _NOTHING if sent is None else (sent.address, sent.array)
     to_address, to_array = _NOTHING if got is None else (got.address, got.array)
-    end.collect(
+    calls.collect[
         kind, from_address, from_array, to_address, to_array, count, known.text, reduction, root
-    )
-    if got is not sent:  # else a Bcast, in which root does not receive
-        gpu.finish(got)
+    ]
+    # No call from here on where all is in its place: what a signal's handler raises comes behind the operation.
+    if got is not sent and got is not None and got.told is not None:
+        gpu.finish(got)  # else a Bcast, in which root does not receive
 
 
-def reduce(end: Any, kind: int, send: Any, out: Any, op: str, root: int, receives: bool) -> Any:
+def reduce(calls: Calls, kind: int, send: Any, out: Any, op: str, root: int, receives: bool) -> Any:
     """Reduce and Allreduce."""
     reduction, sent, got = reduction_of(op), gpu.send(send), None
     if receives:
@@ -101,15 +103,17 @@ def reduce(end: Any, kind: int, send: Any, out: Any, op: str, root: int, receive
             out = gpu.like(sent, shape_of(send))
         got = gpu.receive(out)
         check_alike(sent, got, sent.size, "out")
-    run(end, kind, sent, got, sent.size, reduction, root)
     if kind == ALLREDUCE:
         for array in (send, out):
             if isinstance(array, Array):  # the next time Python is not needed
-                end.know(array._layout_now(), sent.text, sent.size)
+                calls.end.know(array._layout_now(), sent.text, sent.size)
+    run(calls, kind, sent, got, sent.size, reduction, root)
     return out if receives else None
 
 
-def gather(end: Any, kind: int, send: Any, out: Any, root: int, receives: bool, size: int) -> Any:
+def gather(
+    calls: Calls, kind: int, send: Any, out: Any, root: int, receives: bool, size: int
+) -> Any:
     """Gather and Allgather."""
     sent, got = gpu.send(send), None
     if receives:
@@ -117,11 +121,11 @@ def gather(end: Any, kind: int, send: Any, out: Any, root: int, receives: bool, 
             out = gpu.like(sent, (size, *shape_of(send)))
         got = gpu.receive(out)
         check_alike(sent, got, sent.size * size, "out")
-    run(end, kind, sent, got, sent.size, 0, root)
+    run(calls, kind, sent, got, sent.size, 0, root)
     return out if receives else None
 
 
-def split(end: Any, kind: int, send: Any, out: Any, op: str | None, size: int) -> Any:
+def split(calls: Calls, kind: int, send: Any, out: Any, op: str | None, size: int) -> Any:
     """Reduce_scatter and Alltoall: what is sent has a block for each member."""
     reduction = 0 if op is None else reduction_of(op)
     sent = gpu.send(send)
@@ -132,25 +136,25 @@ def split(end: Any, kind: int, send: Any, out: Any, op: str | None, size: int) -
         out = gpu.like(sent, block if reduction else shape)
     got = gpu.receive(out)
     check_alike(sent, got, count if reduction else sent.size, "out")
-    run(end, kind, sent, got, count, reduction)
+    run(calls, kind, sent, got, count, reduction)
     return out
 
 
-def scatter(end: Any, send: Any, out: Any, root: int, rank: int, size: int) -> Any:
+def scatter(calls: Calls, send: Any, out: Any, root: int, rank: int, size: int) -> Any:
     """Scatter."""
     got = gpu.receive(out)
     sent = None
     if rank == root:
         sent = gpu.send(send)
         check_alike(sent, got, blocks_of(sent, size, "send"), "out")
-    run(end, SCATTER, sent, got, got.size, 0, root)
+    run(calls, SCATTER, sent, got, got.size, 0, root)
     return out
 
 
-def bcast(end: Any, data: Any, root: int, rank: int) -> Any:
+def bcast(calls: Calls, data: Any, root: int, rank: int) -> Any:
     """Bcast."""
     what = gpu.send(data, "data") if rank == root else gpu.receive(data, "data")
-    run(end, BCAST, what, what, what.size, 0, root)
-    if rank != root:
+    run(calls, BCAST, what, what, what.size, 0, root)
+    if rank != root and what.told is not None:
         gpu.finish(what)
     return data

@@ -35,7 +35,7 @@ def decode(message: wire.Message, what: str) -> tuple[bool, Any]:
         what: what sent it.
 
     Raises:
-        Whatever unpickling raises, or a signal's handler meanwhile; see `undecodable` and _pool.handler_errors.
+        Whatever unpickling raises, or a signal's handler meanwhile; see `undecodable` and _core.handler_errors.
     """
     value = wire.loads(message)
     if message.call:

@@ -25,9 +25,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from cableway._core.handler_errors import is_handlers
 from cableway._dispatch import Answer
 from cableway._pool import answers
-from cableway._pool.handler_errors import is_handlers
 from cableway._pool.jobs import name_of
 from cableway._transport import message as wire
 from cableway.errors import BrokerLost, Error, Stale

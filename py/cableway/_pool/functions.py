@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch
-from cableway._pool.handler_errors import is_handlers
+from cableway._core.handler_errors import is_handlers
 from cableway._transport.main_module import Main, names_in, of_main
 
 if TYPE_CHECKING:

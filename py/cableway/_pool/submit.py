@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client
+from cableway._core.handler_errors import is_handlers
 from cableway._pool.devices.fast_path import FastPath
-from cableway._pool.handler_errors import is_handlers
 from cableway._pool.jobs import Job, Outcome, Source, Task, job_of
 from cableway._pool.task_arrays import TaskEncoder
 from cableway._transport import message as wire

@@ -8,10 +8,9 @@ eventfd of this process only. A thread keeps it up to date; it starts when someb
     who looks   the thread, whenever the state may have changed: it watches puts while the state is false, and takes while it is
                 true (shm/tasks/queue.h). Every process rings the bell for these, this one included. And each put and get of this
                 process looks before it returns, so that the process sees its own change at once
-    a look      reads the numbers and then writes the eventfd, under a lock. Looks of this process follow one another, so the last
-                one decides, and it has seen the newest numbers. If a signal handler interrupts a look and looks itself, the
-                interrupted look is done again. If a handler ends a look by an exception, the thread repairs it: the bell has
-                rung for the thread, too
+    a look      reads the numbers and then writes the eventfd, in C, with the GIL (csrc/dispatch_queue.c). So looks of this process
+                follow one another, the last one has seen the newest numbers, and no signal's handler comes in between. What this
+                process has taken and keeps for its next get() counts as an item that waits
 
 Another process may take an item between `select` and get(), as in the standard library: use get_nowait() if several processes read.
 Only a look reads the eventfd empty.
@@ -34,77 +33,59 @@ from cableway._core.library import ffi, lib
 
 if TYPE_CHECKING:
     from cableway._core.leases import Lease
-    from cableway.queue import _Shared
+    from cableway._dispatch import QueueEnd
+    from cableway.queue import _End, _Shared
 
 __all__ = ["Descriptor", "Watch"]
-
-_BLOCKED = (1 << 64) - 2  # with so much in it an eventfd is not writable
 
 
 class Watch:
     """Keeps one descriptor as it is to be.
 
     Args:
-        pointer: the queue as this process has it open.
+        plain: the queue as this process has it open; keeps the eventfd as it is to be.
+        pointer: the same for the library.
         lease: of its memory, which stays mapped as long as the thread looks.
         writer: it is the writers'.
     """
 
-    def __init__(self, pointer: Any, lease: Lease, writer: bool) -> None:
+    def __init__(
+        self, plain: QueueEnd, pointer: Any, lease: Lease, writer: bool, bounded: bool
+    ) -> None:
+        self._plain = plain
         self._pointer = pointer
         self._lease = lease
         self._writer = writer
-        self._state = False
-        self._looks = 0
         self._pid = os.getpid()
-        self._lock = (
-            threading.RLock()
-        )  # a finaliser, or a signal's handler, may come on a thread that has it
-        self._info = ffi.new("cw_queue_info *")
         self.fd = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self.look()
-        if not writer or self._info.max_items or self._info.max_bytes:
+        plain.watch(writer, self.fd)
+        if not writer or bounded:
             threading.Thread(target=self._serve, name="cableway-queue", daemon=True).start()
-
-    def look(self) -> None:
-        """Makes the descriptor say what is so now. Any thread."""
-        with self._lock:
-            while self.fd >= 0:
-                self._looks += 1
-                look = self._looks
-                lib.cw_queue_look_at(self._pointer, self._info)
-                state = is_full(self._info) if self._writer else self._info.items > 0
-                if state and not self._state:
-                    os.eventfd_write(self.fd, _BLOCKED if self._writer else 1)
-                    self._state = True
-                elif self._state and not state:
-                    os.eventfd_read(self.fd)
-                    self._state = False
-                if look == self._looks:
-                    return
 
     def _serve(self) -> None:
         sight = ffi.new("cw_queue_sight_words *")
+        watched = self._plain.look(self._writer)
         while self.fd >= 0:
-            watched = self._state
             lib.cw_queue_watch_begin(self._pointer, watched, sight)
-            self.look()
-            if self.fd >= 0 and self._state == watched:
+            now = self._plain.look(self._writer)
+            if self.fd >= 0 and now == watched:
                 lib.cw_queue_watch_wait(self._pointer, sight)
+            watched = now
 
     def end(self) -> None:
         """Nobody asks for it any more. May be repeated."""
-        if os.getpid() != self._pid:  # a thread of the parent may have the lock
-            fd, self.fd = self.fd, -1
-            if fd >= 0:
-                os.close(fd)
+        fd, self.fd = self.fd, -1
+        if fd < 0:
             return
-        with self._lock:
-            fd, self.fd = self.fd, -1
-            if fd >= 0:
-                os.close(fd)
-        if fd >= 0:
+        self._plain.watch(self._writer, -1)
+        os.close(fd)
+        if os.getpid() == self._pid:
             lib.cw_queue_watch_rouse(self._pointer)
+
+
+def is_bounded(info: Any) -> bool:
+    """Whether a queue may ever be full."""
+    return bool(info.max_items or info.max_bytes)
 
 
 def is_full(info: Any) -> bool:
@@ -167,8 +148,8 @@ class Descriptor:
         return hash((id(self._queue), self._writer))
 
 
-def watch(end: Any, pointer: Any, lease: Lease, writer: bool) -> Watch:
+def watch(end: _End, writer: bool) -> Watch:
     """A watch that ends with the end of a queue."""
-    made = Watch(pointer, lease, writer)
+    made = Watch(end.plain, end.pointer, end.lease, writer, end.bounded)
     weakref.finalize(end, made.end).atexit = False
     return made

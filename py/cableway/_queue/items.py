@@ -25,10 +25,11 @@ import numpy as np
 from cableway import array as arrays
 from cableway._core import dtypes
 from cableway._core.layouts import Layout, check_fits, received
-from cableway._core.leases import Lease, lease_again, usable
-from cableway._core.library import export, exported, ffi, keeping, lib
+from cableway._core.leases import Lease, usable
+from cableway._core.library import check, export, exported, ffi, keeping, lib
+from cableway._dispatch import QueueItem
 from cableway._transport.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
-from cableway._transport.blocks import Block, BlockStore
+from cableway._transport.blocks import Block, BlockStore, bytes_layout
 from cableway._transport.external_arrays import is_external
 from cableway._transport.message import Encoder
 from cableway._transport.message import _unpickling as unpickling
@@ -272,8 +273,11 @@ def _encode_array(array: Array, how: Rebuild | None, max_bytes: int) -> EncodedI
     return out
 
 
-def _decode_array(item: Any, view: memoryview, kind: int) -> Any:
+def _decode_array(item: QueueItem, view: memoryview, kind: int) -> Any:
     lease = _taken(item, 0)
+    readonly = kind == _ONE_ARRAY_READONLY
+    if readonly:
+        _make_readonly(item, 0, lease)
     told = bytes(view[_ONE_ARRAY_BYTES:])
     known = _layouts.get(told)
     nbytes = lib.cw_array_nbytes(lease.pointer)
@@ -287,12 +291,11 @@ def _decode_array(item: Any, view: memoryview, kind: int) -> Any:
     else:
         check_fits(known[0], known[1], nbytes)
     layout, offset, name, how, makers = known
-    readonly = kind == _ONE_ARRAY_READONLY
     if how is not None and not readonly:
         made = _made(lease, layout, offset, how, makers)
         if made is not None:
             return made
-    array = arrays.make(_readonly(lease) if readonly else lease, layout, offset, name)
+    array = arrays.make(lease, layout, offset, name)
     return array if how is None else rebuild(array, how)
 
 
@@ -307,18 +310,22 @@ def _made(
     return None if made_by is None else made_by.make(lease, offset)
 
 
-def decode(item: Any) -> Any:
-    """The object in a `cw_item *`; arrays that go with it are taken out of it.
+def decode(item: QueueItem) -> Any:
+    """The object in an item. May be called again, also by another thread, when a signal's handler has interrupted it: the item
+    keeps what is open of it.
 
     Raises:
-        Whatever unpickling raises; the item is lost then.
+        Whatever unpickling raises, or a handler meanwhile.
     """
-    view = memoryview(ffi.buffer(item.data, item.size_bytes))
-    if not item.count:
+    failed = item.error
+    if failed is not None:
+        raise failed
+    view, cells = item.data, item.cells
+    if not cells:
         return pickle.loads(view)
     count, spilled = _HEADER.unpack_from(view)
-    if count != item.count:
-        raise ValueError(f"an item of {item.count} arrays says that it has {count}")
+    if count != len(cells):
+        raise ValueError(f"an item of {len(cells)} arrays says that it has {count}")
     kind = _DESCRIPTOR.unpack_from(view, _HEADER.size)[1]
     if kind in (_ONE_ARRAY, _ONE_ARRAY_READONLY) and count == 1:
         return _decode_array(item, view, kind)
@@ -328,7 +335,9 @@ def decode(item: Any) -> Any:
         nbytes, kind, _ = _DESCRIPTOR.unpack_from(view, _HEADER.size + i * _DESCRIPTOR.size)
         lease = _taken(item, i)
         if kind in (_ARRAY, _ARRAY_READONLY):
-            parts.append(_readonly(lease) if kind == _ARRAY_READONLY else lease)
+            if kind == _ARRAY_READONLY:
+                _make_readonly(item, i, lease)
+            parts.append(lease)
             continue
         parts.append(_buffer(lease, nbytes))
         if kind == _BUFFER_BY_PICKLE:
@@ -343,23 +352,33 @@ def decode(item: Any) -> Any:
         unpickling.buffers = before
 
 
-def _taken(item: Any, number: int) -> Lease:
-    """A lease on one of an item's arrays, which the item has no more."""
-    lease = Lease()
-    lib.cwpy_item_take(item, number, lease.out)
+def _taken(item: QueueItem, number: int) -> Lease:
+    """A lease on one of an item's arrays; the item's cell keeps it, too."""
+    lease = Lease.__new__(Lease)
+    lease.cell = item.cells[number]
     return lease
 
 
-def _readonly(lease: Lease) -> Lease:
+def _make_readonly(item: QueueItem, number: int, lease: Lease) -> None:
     """The same memory, read-only as its sender had it.
 
     A transit holds it for a moment: beside the writable array that the item held it would lie where that lies, writable by force.
+    The item notes it, so that it is not made twice, and goes on if it was begun.
     """
-    handle = exported(lease.pointer, 1)
-    raw = Layout((handle.size_bytes,), np.dtype(np.uint8))
-    client = lib.cw_array_client(lease.pointer)  # the queue's, which is there
-    lease.end()
-    return lease_again(Lease, lib.cw_array_open, client, handle, raw.c, lib.CW_READONLY)
+    carried = item.opened.get(number)
+    if carried is None:
+        pointer = lease.pointer
+        client = lib.cw_array_client(pointer)  # the queue's, which is there
+        handle = exported(pointer, 1)
+        carried = (int(ffi.cast("uintptr_t", client)), ffi.buffer(handle)[:], handle.size_bytes)
+        item.opened[number] = carried
+    number_of_client, data, nbytes = carried
+    cell, layout = lease.cell, bytes_layout(nbytes)
+    if cell.array() and not lease.readonly:
+        cell.end()
+    address = int(ffi.cast("uintptr_t", layout.c))
+    check(cell.open(number_of_client, data, address, lib.CW_READONLY, False))
+    lease.pointer = ffi.cast("cw_array *", cell.array())
 
 
 def _buffer(lease: Lease, nbytes: int) -> Any:

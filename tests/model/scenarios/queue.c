@@ -188,6 +188,23 @@ static void join(void) {
     MODEL_CHECK(ghost.count == 1);
 }
 
+/* Two threads of one process: one waits for an item, the other has one for it. */
+static cw_a32 word;
+
+static void init_a_word(void) {
+    fresh(1);
+    atomic_store(&word, 0);
+}
+
+static void wait_for_one(void) {
+    struct cw_queue_place place;
+    MODEL_CHECK(cw_queue_get_begin_unless(&queue, FOR_EVER, &word, 0, &place) == -EAGAIN);
+}
+
+static void end_the_wait(void) {
+    cw_queue_end_waits(&queue, &word);
+}
+
 #define QUEUE(text, says, start, dies, end, wait, ...)                                             \
     {                                                                                              \
         .name = text, .promise = says, .init = start, .final = end, .threads = {__VA_ARGS__},      \
@@ -217,5 +234,7 @@ const struct model_scenario model_queue_scenarios[] = {
           NULL, NULL, take_three, look),
     QUEUE("queue, joined", "who joins sees that all is done", init_first_is_there, 0, NULL, NULL,
           get_and_done, join),
+    QUEUE("queue, a wait that is ended", "who waits goes on", init_a_word, 0, NULL, NULL,
+          wait_for_one, end_the_wait),
     {.name = NULL},
 };

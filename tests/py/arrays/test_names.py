@@ -418,6 +418,10 @@ class _Place:
     def __init__(self, name: str) -> None:
         self.name = name
 
+    @property
+    def type(self) -> str:
+        return self.name.partition(":")[0]
+
     def __str__(self) -> str:
         return self.name
 
@@ -429,5 +433,6 @@ def test_a_device_of_pytorch_is_one() -> None:
     assert cw.zeros(2, device=_Place("cpu")).device == "cpu"  # type: ignore[arg-type]
     assert cw.put("placed", [1, 2], device=_Place("cpu")).device == "cpu"  # type: ignore[call-overload]
     assert cw.get("placed", device=_Place("cpu")).device == "cpu"  # type: ignore[call-overload]
+    assert cw.zeros(2, device=_Place("cpu:0")).device == "cpu"  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'mps' is not a device"):
         cw.zeros(2, device=_Place("mps"))  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 from group_support import Member, group, has_joined, members, outcomes
 from waiting import eventually
@@ -247,9 +248,8 @@ def test_a_rank_that_no_member_has_is_refused(rank: int) -> None:
         cw.Group("ranks", 2, rank)
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0])
-def test_without_time_what_needs_no_wait_is_done(timeout: float) -> None:
-    with cw.Group("hurry", 1, timeout=timeout) as g:
+def test_without_time_what_needs_no_wait_is_done() -> None:
+    with cw.Group("hurry", 1, timeout=0) as g:
         g.barrier()
         assert g.allreduce(3) == 3
         g.send("x", 0)
@@ -257,14 +257,27 @@ def test_without_time_what_needs_no_wait_is_done(timeout: float) -> None:
         with pytest.raises(cw.Timeout, match="no message"):
             g.recv(0)
     with pytest.raises(cw.Timeout, match='"hurry"'):
-        cw.Group("hurry", 2, timeout=timeout)
+        cw.Group("hurry", 2, timeout=0)
+
+
+@pytest.mark.parametrize("timeout", [-1, -1e-9, -np.inf])
+def test_a_timeout_below_nothing_is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match="seconds are 0 or more; None is without limit"):
+        cw.Group("hurry", 1, timeout=timeout)
+    with cw.Group("hurry", 1, timeout=7) as g:
+        with pytest.raises(ValueError, match="0 or more"):
+            g.timeout = timeout
+        assert g.timeout == 7
 
 
 def test_a_timeout_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValueError, match="timeout is not a number"):
         cw.Group("hurry", 1, timeout=float("nan"))
-    with cw.Group("hurry", 1) as g, pytest.raises(TypeError, match="number of seconds or None"):
-        g.timeout = "1"  # type: ignore[assignment]
+    with cw.Group("hurry", 1) as g:
+        with pytest.raises(ValueError, match="timeout is not a number"):
+            g.timeout = float("nan")
+        with pytest.raises(TypeError, match="number of seconds or None"):
+            g.timeout = "1"  # type: ignore[assignment]
 
 
 def test_a_member_is_not_copied() -> None:

@@ -47,6 +47,7 @@ MEMORY = {
     ("cw_queue_put", "data"),
     ("cw_task_write", "data"),
     ("cw_group_send", "data"),
+    ("cw_group_send_now", "data"),
     ("cw_group_exchange", "data"),
 }
 # What may be called with NULL alone, which is nothing to be ended.

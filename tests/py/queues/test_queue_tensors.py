@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,40 @@ def program(script: Callable[..., object]) -> Callable[[str], object]:
         return script(HEAD + "\n".join(line[indent:] for line in lines), env=env)
 
     return run
+
+
+def test_no_tensor_is_lost_by_what_a_signals_handler_raises(program):
+    if sys.version_info < (3, 11):
+        pytest.skip("Python 3.10 raises behind a return, too")
+    program("""
+        class Raised(Exception):
+            pass
+        def handle(*_):
+            global came
+            came += 1
+            raise Raised
+        if __name__ == "__main__":
+            import random, time
+            came, raised, found, q = 0, 0, [], cw.Queue()
+            signal.signal(signal.SIGALRM, handle)
+            for n in range(1000):
+                ours = cw.asarray(np.full(9, n, "f4")).torch()
+                q.put(ours if n % 2 else {"ours": ours, "theirs": torch.tensor(np.full(9, n, "f4"))})
+                got, before = None, came
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 2e-4))
+                    got = q.get()
+                    while came == before:
+                        time.sleep(0)
+                except Raised:
+                    pass
+                if got is None:
+                    raised += 1
+                    got = q.get_nowait()
+                found.append([float(t.numpy()[-1]) for t in ([got] if n % 2 else got.values())])
+                assert q.empty()
+            assert found == [[n] if n % 2 else [n, n] for n in range(1000)] and raised > 10, raised
+    """)
 
 
 def test_a_tensor_on_memory_of_ours_goes_without_a_copy_and_is_sent_on_by_whoever_got_it(program):

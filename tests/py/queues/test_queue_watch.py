@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import multiprocessing
 import os
+import queue as standard
 import random
 import select
 import signal
@@ -192,31 +194,29 @@ def test_an_event_loop_gets_every_item() -> None:
     assert found == list(range(count))
 
 
-def test_a_handler_that_comes_while_it_is_looked_at_leaves_it_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The handler takes the item when the look has read the numbers, and says nothing yet."""
-    from cableway._queue import descriptors as queue_descriptors
-
+def test_a_handler_that_takes_items_at_any_moment_leaves_it_right() -> None:
     q: Any = cw.Queue()
-    fd = q._reader.fileno()
-    real = queue_descriptors.lib
-    left = [1]
+    taken: list[int] = []
 
-    class Library:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
+    def take(_number: int, _frame: Any) -> None:
+        with contextlib.suppress(standard.Empty):
+            taken.append(q.get_nowait())
 
-        def cw_queue_look_at(self, pointer: Any, info: Any) -> None:
-            real.cw_queue_look_at(pointer, info)
-            if info.items and left and threading.current_thread() is threading.main_thread():
-                left.pop()
-                assert q.get() == 1
-
-    monkeypatch.setattr(queue_descriptors, "lib", Library())
-    q.put(1)
-    monkeypatch.setattr(queue_descriptors, "lib", real)
-    assert not left and not select.select([fd], [], [], 0)[0]
+    before = signal.signal(signal.SIGALRM, take)
+    try:
+        for n in range(3000):
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 40e-6))
+            q.put(n)
+            while signal.getitimer(signal.ITIMER_REAL)[0]:
+                pass
+            assert readable(q) == (not q.empty())
+            with contextlib.suppress(standard.Empty):
+                taken.append(q.get_nowait())
+            assert q.empty() and not readable(q)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert taken == list(range(3000))
 
 
 def test_the_interpreter_ends_while_it_is_watched(script: Script) -> None:

@@ -59,6 +59,45 @@ static void a_forked_child_has_its_parents_queue_for_small_items_alone(void **st
     queue_end(&made);
 }
 
+struct waiter {
+    cw_queue *queue;
+    volatile uint32_t word;
+    int code;
+};
+
+static void *get_unless(void *argument) {
+    struct waiter *waiter = argument;
+    cw_item item = {.data = NULL};
+    waiter->code = cw_queue_get_unless(waiter->queue, &item, -1, &waiter->word, 0);
+    cw_item_deinit(&item);
+    return NULL;
+}
+
+static void waits_for_an_item_are_ended_by_a_word(void **state) {
+    (void)state;
+    struct made made = queue_make();
+    pthread_t threads[3];
+    struct waiter waiter = {.queue = made.queue, .code = 1};
+    struct waiter waiters[3] = {waiter, waiter, waiter};
+    assert_int_equal(cw_queue_gets_end(NULL, &waiter.word), -EINVAL);
+    assert_int_equal(cw_queue_gets_end(made.queue, NULL), -EINVAL);
+    for (int i = 0; i < 3; i++)
+        OK(pthread_create(&threads[i], NULL, get_unless, &waiters[i]));
+    usleep(100000); /* until they sleep */
+    for (int i = 0; i < 3; i++) {
+        OK(cw_queue_gets_end(made.queue, &waiters[i].word));
+        OK(pthread_join(threads[i], NULL)); /* the others wait on */
+        assert_int_equal(waiters[i].code, -EAGAIN);
+    }
+    assert_int_equal(waiters[0].word, 1);
+    get_unless(&waiters[0]); /* at once: the word is another one */
+    assert_int_equal(waiters[0].code, -EAGAIN);
+    OK(cw_queue_put(made.queue, "x", 1, NULL, 0, 0, 0));
+    get_unless(&waiters[0]); /* what is there is taken all the same */
+    assert_int_equal(waiters[0].code, 0);
+    queue_end(&made);
+}
+
 static void a_handle_that_can_be_none_is_refused_at_put(void **state) {
     (void)state;
     struct made made = queue_make();
@@ -206,6 +245,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(a_forked_child_has_its_parents_queue_for_small_items_alone,
                                         folder_make, folder_remove),
+        cmocka_unit_test_setup_teardown(waits_for_an_item_are_ended_by_a_word, folder_make,
+                                        folder_remove),
         cmocka_unit_test_setup_teardown(a_handle_that_can_be_none_is_refused_at_put, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(an_item_whose_handle_names_no_bytes_is_passed_over_as_lost,

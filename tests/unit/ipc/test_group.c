@@ -129,6 +129,63 @@ static void messages_are_picked_by_tag_and_bytes_gathered(void **state) {
     run(messages, -1);
 }
 
+static void declines(cw_group *group, uint32_t rank) {
+    double value = rank;
+    cw_group_memory memory = {&value, NULL};
+    for (int i = 0; i < 100; i++) {
+        uint32_t met = cw_group_meetings(group);
+        if (rank == 1)
+            CHILD(cw_group_decline(group, "out of\n\x80 order") == 0);
+        else
+            CHILD(cw_group_allreduce(group, memory, memory, 1, "<f8", CW_SUM) == -EINVAL &&
+                  strstr(cw_error(), "rank 1 could not take part") &&
+                  strstr(cw_error(), "out of?? order"));
+        CHILD(cw_group_meetings(group) == met + 1 && cw_group_completed(group) == (uint64_t)i);
+        CHILD(cw_group_barrier(group) == 0); /* all are in step */
+    }
+    CHILD(cw_group_decline(group, "x") == 0 && cw_group_barrier(group) == 0); /* all of them */
+    if (rank == 2)
+        CHILD(cw_group_interrupt(group) == 0);
+    CHILD(cw_group_barrier(group) == -EOWNERDEAD);
+    CHILD(cw_group_interrupt(group) == -EOWNERDEAD && cw_group_decline(group, "x") == -EOWNERDEAD);
+    CHILD(cw_group_reform(group) == 0 && cw_group_size(group) == MEMBERS);
+}
+
+static void who_cannot_take_part_says_why_and_all_stay_in_step(void **state) {
+    (void)state;
+    run(declines, -1);
+}
+
+static void probes(cw_group *group, uint32_t rank) {
+    cw_group_message message, kept[3];
+    if (rank == 0)
+        for (int32_t tag = 0; tag < 3; tag++)
+            CHILD(cw_group_send_now(group, &tag, sizeof tag, 7, 1, tag) == 0);
+    if (rank != 1) {
+        CHILD(cw_group_barrier(group) == 0);
+        return;
+    }
+    CHILD(cw_group_probe(group, 0, 2, CW_GROUP_WAIT, &message) == 1);
+    CHILD(message.tag == 2 && message.size_bytes == 4 && !message.data && !message.owner);
+    CHILD(cw_group_probe(group, 0, 5, CW_GROUP_LOOK, &message) == 0);
+    CHILD(cw_group_probe(group, -1, -1, CW_GROUP_KEPT, &message) == 1 && message.tag == 0);
+    for (int32_t tag = 0; tag < 3; tag++)
+        CHILD(cw_group_receive(group, 0, tag, &kept[tag]) == 0);
+    CHILD(cw_group_probe(group, 0, -1, CW_GROUP_LOOK, &message) == 0);
+    for (int n = 0; n < 3; n++) /* given back in another order, they come as they came */
+        CHILD(cw_group_unreceive(group, &kept[(n + 1) % 3]) == 0);
+    for (int32_t tag = 0; tag < 3; tag++) {
+        CHILD(cw_group_receive(group, -1, -1, &message) == 0 && message.tag == tag);
+        cw_group_message_end(&message);
+    }
+    CHILD(cw_group_barrier(group) == 0);
+}
+
+static void messages_are_looked_at_and_given_back(void **state) {
+    (void)state;
+    run(probes, -1);
+}
+
 static void bad_arguments_do_nothing(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -171,6 +228,15 @@ static void bad_arguments_do_nothing(void **state) {
     assert_int_equal(cw_group_receive(group, 0, 0, NULL), -EINVAL);
     assert_int_equal(cw_group_reform(group), -EINVAL);
     assert_int_equal(cw_group_completed(group), 0);
+    assert_int_equal(cw_group_probe(group, 1, 0, CW_GROUP_LOOK, &message), -EINVAL);
+    assert_int_equal(cw_group_probe(group, 0, -2, CW_GROUP_LOOK, &message), -EINVAL);
+    assert_int_equal(cw_group_probe(group, 0, 0, CW_GROUP_LOOK, NULL), -EINVAL);
+    assert_int_equal(cw_group_probe(NULL, 0, 0, CW_GROUP_LOOK, &message), -EINVAL);
+    assert_int_equal(cw_group_send_now(group, "x", 1, 0, 1, 0), -EINVAL);
+    assert_int_equal(cw_group_decline(NULL, "x"), -EINVAL);
+    assert_int_equal(cw_group_decline(group, NULL), -EINVAL);
+    assert_int_equal(cw_group_interrupt(NULL), -EINVAL);
+    assert_int_equal(cw_group_meetings(NULL), 0);
     OK(cw_group_barrier(group));
     assert_int_equal(cw_group_set_timeout(NULL, 0), -EINVAL);
     OK(cw_group_set_timeout(group, 1));
@@ -186,6 +252,10 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_killed_member_is_named_and_the_rest_goes_on, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(messages_are_picked_by_tag_and_bytes_gathered, folder_make,
+                                        folder_remove),
+        cmocka_unit_test_setup_teardown(who_cannot_take_part_says_why_and_all_stay_in_step,
+                                        folder_make, folder_remove),
+        cmocka_unit_test_setup_teardown(messages_are_looked_at_and_given_back, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(bad_arguments_do_nothing, folder_make, folder_remove),
     };

@@ -16,6 +16,7 @@ from typing import Any
 from cableway._core.library import check, ffi, lib
 from cableway._transport.external_arrays import Lender
 from cableway.device import devices as device_names
+from cableway.device import name_of
 from cableway.errors import DeviceError
 
 __all__ = ["GROUPS_MAX", "Device", "Devices", "Group", "find", "key_of", "start"]
@@ -215,6 +216,7 @@ def find(
         for name in (name for name, is_given in given.items() if is_given):
             raise ValueError(f"{name}= is for a Pool with devices=")
         return None
+    devices = _names(devices)
     wanted = _wanted(devices)
     if devices == "auto" and len(device_names()) < 2:
         return None
@@ -226,6 +228,24 @@ def find(
             'devices (or give {"cuda:0": 2}) for more workers on a GPU'
         )
     return found
+
+
+def _names(devices: Any) -> Any:
+    """What devices= says, with each `torch.device` in it as its name."""
+    if isinstance(devices, Mapping):
+        return {_name(device): count for device, count in devices.items()}
+    if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)):
+        return [_name(device) for device in devices]
+    return _name(devices)
+
+
+def _name(device: Any) -> Any:
+    name = name_of(device)
+    if name == "cuda" and name is not device:
+        raise ValueError(
+            'torch.device("cuda") could be one GPU or all; write torch.device("cuda:0"), or devices="cuda" for all'
+        )
+    return name
 
 
 def _wanted(devices: Any) -> list[tuple[str, int]]:

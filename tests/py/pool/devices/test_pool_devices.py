@@ -65,6 +65,34 @@ def test_it_names_gpus_in_several_ways(find):
     assert find({"cuda:1": 3, "cuda:0": 1}) == [("cuda:1", 3), ("cuda:0", 1)]
 
 
+class _Place:
+    """`torch.device` in a Python without PyTorch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.type = name.partition(":")[0]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+_Place.__module__, _Place.__name__ = "torch", "device"
+
+
+def test_a_device_of_pytorch_is_a_name(find):
+    assert find(_Place("cuda:2")) == find([_Place("cuda:2")]) == [("cuda:2", 1)]
+    assert find({_Place("cuda:1"): 2, "cuda:0": 1}) == [("cuda:1", 2), ("cuda:0", 1)]
+    assert find(_Place("cuda:0"), 1) == find((_Place("cuda:0"),)) == [("cuda:0", 1)]
+    for devices in (_Place("cuda"), [_Place("cuda")]):
+        with pytest.raises(
+            ValueError, match='could be one GPU or all; write torch.device."cuda:0"'
+        ):
+            find(devices)
+    for name in ("cpu", "cpu:0"):
+        with pytest.raises(ValueError, match='"cpu" is not a GPU'):
+            find(_Place(name))
+
+
 def test_a_name_twice_means_two_workers(find):
     assert find(["cuda:1", "cuda:0", "cuda:1"]) == [("cuda:1", 2), ("cuda:0", 1)]
 

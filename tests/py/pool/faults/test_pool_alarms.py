@@ -21,7 +21,7 @@ import pytest
 from pool_support import LONG, nobody_collects
 
 import cableway as cw
-from cableway._pool.handler_errors import is_handlers
+from cableway._core.handler_errors import is_handlers
 
 STORM = Path(__file__).parent / "alarm_storm.py"
 ALARMS = 5000 if os.environ.get("CABLEWAY_SOAK") else 400

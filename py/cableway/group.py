@@ -284,6 +284,8 @@ class Group(PointToPoint):
         On a GPU: what was given to the GPU before by sections on the array (`Array.writing`), or by another library to the stream
         that its array names, comes first. All is done when the operation returns.
         """
+        if self._calls.move[operations.BCAST, data, data, None, root]:
+            return data
         return in_step(self._end, lambda: operations.bcast(self._calls, data, root, self.rank))
 
     def Scatter(self, send: Any, out: Any, root: int = 0) -> Any:
@@ -311,6 +313,8 @@ class Group(PointToPoint):
     def Allgather(self, send: Any, out: Any = None) -> Any:
         """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array with one axis more in front."""
         kind, none = operations.ALLGATHER, operations.NO_ROOT
+        if self._calls.move[kind, send, out, None, none]:
+            return out
         return in_step(
             self._end,
             lambda: operations.gather(self._calls, kind, send, out, none, True, self.size),
@@ -346,29 +350,31 @@ class Group(PointToPoint):
         ...     g.Allreduce(np.arange(3))
         array([0, 1, 2])
         """
-        if self._calls.allreduce[send, out, op]:
-            return out
         kind, none = operations.ALLREDUCE, operations.NO_ROOT
+        if self._calls.move[kind, send, out, op, none]:
+            return out
         return in_step(
             self._end, lambda: operations.reduce(self._calls, kind, send, out, op, none, True)
         )
 
     def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
+        kind, none = operations.REDUCE_SCATTER, operations.NO_ROOT
+        if self._calls.move[kind, send, out, op, none]:
+            return out
         return in_step(
-            self._end,
-            lambda: operations.split(
-                self._calls, operations.REDUCE_SCATTER, send, out, op, self.size
-            ),
+            self._end, lambda: operations.split(self._calls, kind, send, out, op, self.size)
         )
 
     def Alltoall(self, send: Any, out: Any = None) -> Any:
         """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
         array.
         """
+        kind, none = operations.ALLTOALL, operations.NO_ROOT
+        if self._calls.move[kind, send, out, None, none]:
+            return out
         return in_step(
-            self._end,
-            lambda: operations.split(self._calls, operations.ALLTOALL, send, out, None, self.size),
+            self._end, lambda: operations.split(self._calls, kind, send, out, None, self.size)
         )
 
     # ---- on objects, which travel as pickles

@@ -131,22 +131,34 @@ static PyObject *end_barrier(PyObject *self, PyObject *unused) {
     return group_result(end, code);
 }
 
+enum { /* as in cableway._group.operations */
+       BCAST = 2,
+       SCATTER,
+       GATHER,
+       ALLGATHER,
+       REDUCE,
+       ALLREDUCE,
+       REDUCE_SCATTER,
+       ALLTOALL,
+       NO_ROOT = 0xffff
+};
+
 static int collect(cw_group *group, int kind, cw_group_memory send, cw_group_memory receive,
                    uint64_t count, const char *dtype, cw_reduction reduction, uint32_t root) {
-    switch (kind) { /* as in cableway._group.operations */
-    case 2:
+    switch (kind) {
+    case BCAST:
         return cw_group_bcast(group, send, count, dtype, root);
-    case 3:
+    case SCATTER:
         return cw_group_scatter(group, send, receive, count, dtype, root);
-    case 4:
+    case GATHER:
         return cw_group_gather(group, send, receive, count, dtype, root);
-    case 5:
+    case ALLGATHER:
         return cw_group_allgather(group, send, receive, count, dtype);
-    case 6:
+    case REDUCE:
         return cw_group_reduce(group, send, receive, count, dtype, reduction, root);
-    case 7:
+    case ALLREDUCE:
         return cw_group_allreduce(group, send, receive, count, dtype, reduction);
-    case 8:
+    case REDUCE_SCATTER:
         return cw_group_reduce_scatter(group, send, receive, count, dtype, reduction);
     default:
         return cw_group_alltoall(group, send, receive, count, dtype);
@@ -228,34 +240,94 @@ static cw_reduction reduction_of(PyObject *name) {
     return 0;
 }
 
-/* Do they share some of their elements, and not all? Both have as many of one dtype. */
-static int share_a_part(const struct elements *a, const struct elements *b) {
-    uintptr_t from = (uintptr_t)a->memory.data, to = (uintptr_t)b->memory.data;
-    uintptr_t apart = from < to ? to - from : from - to;
+/* What end_move() is asked for: an operation, by its number in cableway._group.operations. */
+struct move {
+    int kind;
+    uint32_t root;
+    cw_reduction reduction;
+    struct elements send, out;
+    unsigned long long count; /* of a member's block */
+};
+
+static unsigned long long bytes_of(const struct elements *elements) {
     uint32_t itemsize;
-    return apart > 0 && (cw_dtype_size(PyBytes_AsString(a->text), &itemsize) != 0 ||
-                         apart < a->count * itemsize);
+    return cw_dtype_size(PyBytes_AsString(elements->text), &itemsize) ? 0
+                                                                      : elements->count * itemsize;
 }
 
-/* (send, out, op): an Allreduce, if both are found without Python, and fit: whether it was. */
-static PyObject *end_allreduce(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+/* Do they share an element? */
+static int overlap(const struct elements *a, const struct elements *b) {
+    uintptr_t one = (uintptr_t)a->memory.data, other = (uintptr_t)b->memory.data;
+    return one < other + bytes_of(b) && other < one + bytes_of(a);
+}
+
+/* Do the numbers of elements fit, and do the two share none, or all in an Allreduce? What does not
+ * fit is told by Python. */
+static int fits(struct move *move, uint32_t size) {
+    const struct elements *send = &move->send, *out = &move->out;
+    move->count = send->count;
+    switch (move->kind) {
+    case BCAST:
+        return 1;
+    case ALLREDUCE:
+        return send->count == out->count &&
+               (send->memory.data == out->memory.data || !overlap(send, out));
+    case ALLGATHER:
+        return send->count * size == out->count && !overlap(send, out);
+    case REDUCE_SCATTER:
+        move->count = out->count;
+        return send->count == out->count * size && !overlap(send, out);
+    case ALLTOALL:
+        move->count = send->count / size;
+        return send->count == out->count && move->count * size == send->count &&
+               !overlap(send, out);
+    default:
+        return 0;
+    }
+}
+
+/* Is all of it found without Python? Sets no exception. */
+static int move_of(GroupEnd *end, PyObject *const *args, struct move *move) {
+    long kind = PyLong_AsLong(args[0]), root = PyLong_AsLong(args[4]);
+    if (PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    move->kind = (int)kind;
+    move->root = (uint32_t)root;
+    move->reduction = reduction_of(args[3]);
+    const int computes = kind == ALLREDUCE || kind == REDUCE_SCATTER;
+    if (!end->group || root < 0 || root > NO_ROOT || (computes && !move->reduction))
+        return 0;
+    if (kind == BCAST) {
+        int receives = move->root != cw_group_rank(end->group);
+        if (!elements_of(args[1], receives, &end->known, &move->send))
+            return 0;
+        move->out = move->send;
+    } else if (!elements_of(args[1], 0, &end->known, &move->send) ||
+               !elements_of(args[2], 1, &end->known, &move->out))
+        return 0;
+    return move->send.text == move->out.text && fits(move, cw_group_size(end->group));
+}
+
+/* (kind, send, out, op, root): an operation, if both are found without Python, and fit: whether it
+ * was. */
+static PyObject *end_move(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     GroupEnd *end = (GroupEnd *)self;
-    struct elements send, out;
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "allreduce takes send, out and op");
+    struct move move;
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError, "move takes kind, send, out, op and root");
         return NULL;
     }
-    cw_reduction reduction = reduction_of(args[2]);
-    if (!reduction || !end->group || !elements_of(args[0], 0, &end->known, &send) ||
-        !elements_of(args[1], 1, &end->known, &out) || send.count != out.count ||
-        send.text != out.text || share_a_part(&send, &out))
+    if (!move_of(end, args, &move))
         return PyBool_FromLong(0);
-    const char *dtype = PyBytes_AsString(send.text);
+    const char *dtype = PyBytes_AsString(move.send.text);
     uint32_t met = cw_group_meetings(end->group);
     int code;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
-    code = cw_group_allreduce(end->group, send.memory, out.memory, send.count, dtype, reduction);
+    code = collect(end->group, move.kind, move.send.memory, move.out.memory, move.count, dtype,
+                   move.reduction, move.root);
     Py_END_ALLOW_THREADS;
     end->using --;
     if (code && !PyErr_Occurred() && cw_group_meetings(end->group) == met)
@@ -349,8 +421,8 @@ static PyMethodDef methods[] = {
     {"reform", end_reform, METH_NOARGS, "Goes on with the members that are left."},
     {"collect", end_collect, METH_VARARGS,
      "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
-    {"allreduce", (PyCFunction)(void (*)(void))end_allreduce, METH_FASTCALL,
-     "(send, out, op): an Allreduce, if it needs no Python: whether it was."},
+    {"move", (PyCFunction)(void (*)(void))end_move, METH_FASTCALL,
+     "(kind, send, out, op, root): an operation, if it needs no Python: whether it was."},
     {"exchange", end_exchange, METH_VARARGS,
      "(bytes, from, to, label): what each member sent, by rank."},
     {"decline", end_decline, METH_O,

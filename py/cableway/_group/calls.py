@@ -26,19 +26,19 @@ class Calls:
 
     Attributes:
         end: the member.
-        allreduce, barrier, collect, exchange, receive, received, send, send_bytes: as its methods, with [] for ().
+        barrier, collect, exchange, move, receive, received, send, send_bytes: as its methods, with [] for ().
     """
 
     __slots__ = (
-        "allreduce", "barrier", "collect", "end", "exchange", "receive", "received", "send", "send_bytes",
+        "barrier", "collect", "end", "exchange", "move", "receive", "received", "send", "send_bytes",
     )  # fmt: skip
 
     def __init__(self, end: GroupEnd) -> None:
         self.end = end
-        self.allreduce = Uninterrupted(end.allreduce)
         self.barrier = Uninterrupted(end.barrier)
         self.collect = Uninterrupted(end.collect)
         self.exchange = Uninterrupted(end.exchange)
+        self.move = Uninterrupted(end.move)
         self.receive = Uninterrupted(end.receive)
         self.received = Uninterrupted(end.received)
         self.send, self.send_bytes = Uninterrupted(end.send), Uninterrupted(end.send_bytes)

@@ -95,6 +95,13 @@ def run(
         gpu.finish(got)  # else a Bcast, in which root does not receive
 
 
+def _note(calls: Calls, *pairs: tuple[Any, Elements | None]) -> None:
+    """What they have of arrays: the next time Python is not needed (`Calls.move`)."""
+    for array, found in pairs:
+        if isinstance(array, Array) and found is not None:
+            calls.end.know(array._layout_now(), found.text, found.size)
+
+
 def reduce(calls: Calls, kind: int, send: Any, out: Any, op: str, root: int, receives: bool) -> Any:
     """Reduce and Allreduce."""
     reduction, sent, got = reduction_of(op), gpu.send(send), None
@@ -103,10 +110,7 @@ def reduce(calls: Calls, kind: int, send: Any, out: Any, op: str, root: int, rec
             out = gpu.like(sent, shape_of(send))
         got = gpu.receive(out)
         check_alike(sent, got, sent.size, "out")
-    if kind == ALLREDUCE:
-        for array in (send, out):
-            if isinstance(array, Array):  # the next time Python is not needed
-                calls.end.know(array._layout_now(), sent.text, sent.size)
+    _note(calls, (send, sent), (out, got))
     run(calls, kind, sent, got, sent.size, reduction, root)
     return out if receives else None
 
@@ -121,6 +125,7 @@ def gather(
             out = gpu.like(sent, (size, *shape_of(send)))
         got = gpu.receive(out)
         check_alike(sent, got, sent.size * size, "out")
+    _note(calls, (send, sent), (out, got))
     run(calls, kind, sent, got, sent.size, 0, root)
     return out if receives else None
 
@@ -136,6 +141,7 @@ def split(calls: Calls, kind: int, send: Any, out: Any, op: str | None, size: in
         out = gpu.like(sent, block if reduction else shape)
     got = gpu.receive(out)
     check_alike(sent, got, count if reduction else sent.size, "out")
+    _note(calls, (send, sent), (out, got))
     run(calls, kind, sent, got, count, reduction)
     return out
 
@@ -154,6 +160,7 @@ def scatter(calls: Calls, send: Any, out: Any, root: int, rank: int, size: int) 
 def bcast(calls: Calls, data: Any, root: int, rank: int) -> Any:
     """Bcast."""
     what = gpu.send(data, "data") if rank == root else gpu.receive(data, "data")
+    _note(calls, (data, what))
     run(calls, BCAST, what, what, what.size, 0, root)
     if rank != root and what.told is not None:
         gpu.finish(what)

@@ -50,9 +50,9 @@ def main() -> int:
         driver.finish(stream)
 
     times: dict[str, list[float]] = {"cableway": [], "put": [], "driver": [], "torch": []}
-    copied: list[float] = []  # of one put, by copy
-    assign = copies.assign
-    copies.assign = lambda target, source: copied.append(seconds(lambda: assign(target, source)))
+    copied: list[float] = []  # of one put, by call
+    copy = copies.copy
+    copies.copy = lambda pairs: copied.append(seconds(lambda: copy(pairs)))
     tensors = tree.torch() if importlib.util.find_spec("torch") and _torch_sees() else {}
     for number in range(ROUNDS + 2):  # the first two do not count
         took = {"driver": seconds(by_driver)}

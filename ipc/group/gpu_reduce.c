@@ -48,7 +48,7 @@ struct reduction {
     cw_group *group;
     const struct operation *op;
     struct cw_kernel kernel;
-    struct cw_gpu *gpu; /* of what this member receives */
+    struct cw_gpu *gpu; /* of what this member receives; NULL: nothing */
     bool in_one_step;
     bool in_place[CW_KERNEL_PARTS_MAX];
     cw_array *send[CW_KERNEL_PARTS_MAX], *receive[CW_KERNEL_PARTS_MAX]; /* the others' */
@@ -210,7 +210,7 @@ static int compute(const struct reduction *r, uint64_t at_bytes, uint64_t bytes)
     if (code)
         return code;
     for (uint32_t i = 0; i < r->group->size; i++)
-        from[i] = (i == r->group->rank ? (const uint8_t *)op->send.data : r->send[i]->bytes) + at;
+        from[i] = (r->send[i] ? r->send[i]->bytes : (const uint8_t *)op->send.data) + at;
     code =
         cw_kernel_reduce(r->gpu, r->gpu->copies, r->kernel, (uint8_t *)op->receive.data + at_bytes,
                          from, r->group->size, bytes / cw_kernel_size(r->kernel.element));
@@ -267,10 +267,10 @@ static int run(const struct reduction *r) {
         begin_bytes = slice_begin(r, r->group->rank);
         end_bytes = slice_begin(r, r->group->rank + 1);
     }
-    int code = op->consumes ? compute(r, begin_bytes, end_bytes - begin_bytes) : 0;
+    int code = r->gpu ? compute(r, begin_bytes, end_bytes - begin_bytes) : 0;
     if (code == 0)
         code = cw_gpu_agree(r->group, op, 0, &any);
-    if (code || r->in_one_step)
+    if (code || r->in_one_step || !r->gpu)
         return code;
     code = pull(r);
     return code ? code : cw_gpu_agree(r->group, op, 0, &any);

@@ -57,7 +57,7 @@ static uint16_t narrow(float given, int exponent_bits) {
         return (uint16_t)(sign | infinite | 1 << (fraction_bits - 1));
     if (isinf(given))
         return (uint16_t)(sign | infinite);
-    frexp(given, &exponent); /* given is 0.5 to 1 times two to it */
+    frexp((double)given, &exponent); /* given is 0.5 to 1 times two to it */
     exponent = exponent - 1 < 1 - bias ? 1 - bias : exponent - 1;
     double units = nearbyint(ldexp(fabs((double)given), fraction_bits - exponent));
     int bits = (int)units; /* with the leading one, if it is not subnormal */

@@ -9,7 +9,9 @@
  *
  *   in the call       meet, read
  *   arrays alone      meet, open, read, meet
- *   staging memory    for each piece: copy it there, meet, read; arrays beside it: as above
+ *   staging memory    for each piece: copy it there, meet, read; arrays beside it: as above; where
+ *                     not all are known to have a member's memory open: meet at the end, too, since
+ *                     it may leave then
  *   Allreduce of arrays into arrays: meet, open; each computes a slice and stores it for all; meet
  *
  * What each way needs is decided by what all members know after the first meeting: their sizes,
@@ -146,6 +148,8 @@ static int call_make(cw_group *group, const struct operation *op) {
         cw_handle unused;
         code = cw_stage_make(group, &unused);
     }
+    if (op->contributes && !(flags & GROUP_SEND_ARRAY) && !group->stage_known)
+        flags |= GROUP_NEW_STAGE;
     call->flags = flags;
     call->extra = group->stage_half;
     return code;
@@ -226,8 +230,14 @@ static int meet(cw_group *group, const struct operation *op, uint32_t *step) {
     return cw_group_await(group);
 }
 
+/* Do all others read what a member contributes to it? */
+static bool read_by_all(enum group_operation kind) {
+    return kind != GROUP_GATHER && kind != GROUP_REDUCE;
+}
+
 /* Piece after piece; the first one was met for already. staged: somebody's goes by staging memory;
- * read: somebody's array is read in place. */
+ * read: somebody's array is read in place, or staging memory may not be open at all yet, whose
+ * member may leave as soon as it is through. */
 static int run_pieces(cw_group *group, const struct operation *op, struct views *views, bool staged,
                       bool own_staged, bool read) {
     struct group_sources *sources = &group->sources;
@@ -246,7 +256,11 @@ static int run_pieces(cw_group *group, const struct operation *op, struct views 
         if (code == 0)
             consume(group, op, sources, at, bytes);
     }
-    return code || !read ? code : meet(group, op, &step);
+    if (code == 0 && read)
+        code = meet(group, op, &step);
+    if (code == 0 && own_staged && read_by_all(op->kind))
+        group->stage_known = true;
+    return code;
 }
 
 static int fill_targets(cw_group *group, const struct operation *op, struct views *views,
@@ -313,7 +327,7 @@ static int restage(cw_group *group, const struct operation *op, struct views *vi
     if (!own)
         stage_piece(group, op, 0, piece_bytes(op));
     call->extra = group->stage_half ^ 1;
-    call->flags = 0;
+    call->flags = group->stage_known ? 0 : GROUP_NEW_STAGE;
     code = meet(group, op, &step);
     if (code == 0)
         views_note(group, views);
@@ -328,7 +342,9 @@ static int run_met(cw_group *group, const struct operation *op, struct views *vi
     if (allreduce && !slices && anybody_has(group, views, GROUP_IN_PLACE) &&
         anybody_has(group, views, GROUP_SEND_ARRAY)) {
         int code = restage(group, op, views);
-        return code ? code : run_pieces(group, op, views, true, true, false);
+        return code ? code
+                    : run_pieces(group, op, views, true, true,
+                                 anybody_has(group, views, GROUP_NEW_STAGE));
     }
     int code = op->consumes ? open_arrays(group, op, views, slices) : 0;
     if (code)
@@ -337,7 +353,7 @@ static int run_met(cw_group *group, const struct operation *op, struct views *vi
         return run_slices(group, op, views);
     return run_pieces(group, op, views, !all_arrays,
                       op->contributes && !(views->flags[group->rank] & GROUP_SEND_ARRAY),
-                      anybody_has(group, views, GROUP_SEND_ARRAY));
+                      anybody_has(group, views, GROUP_SEND_ARRAY | GROUP_NEW_STAGE));
 }
 
 static int run_large(cw_group *group, const struct operation *op, struct group_met *met) {

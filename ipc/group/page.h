@@ -160,6 +160,7 @@ struct cw_group {
     void *context;
     cw_array *stage; /* our staging memory (window.h); NULL: not yet needed */
     cw_handle stage_handle;
+    bool stage_known; /* all others have opened it */
     cw_array *detour; /* host memory for elements on GPUs (gpu.c); NULL: not yet needed */
     cw_handle inbox_handle;
     cw_array *inbox_array; /* where messages to us come (message.h) */

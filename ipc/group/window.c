@@ -74,6 +74,7 @@ int cw_stage_make(cw_group *group, cw_handle *handle) {
             return code;
         }
         group->stage = stage;
+        group->stage_known = false;
     }
     *handle = group->stage_handle;
     return 0;

@@ -24,7 +24,8 @@
 #define GROUP_RECEIVE_ARRAY 2u  /* handles[1]: where others may write what is received */
 #define GROUP_IN_PLACE      4u  /* the two overlap */
 #define GROUP_GPU           8u  /* its memory lies on a GPU (gpu.c) */
-#define GROUP_CANNOT        16u /* later: it cannot do it with the arrays of the others */
+#define GROUP_NEW_STAGE     16u /* others may not have opened its staging memory yet */
+#define GROUP_CANNOT        32u /* later: it cannot do it with the arrays of the others */
 
 /* Is this memory an array that others may open? 0 no, 1 yes; -EINVAL. bytes from memory.data
  * on have to lie in it. writable: it is received into. */

@@ -195,6 +195,7 @@ class Group(PointToPoint):
             GroupBroken: the others went on without this one.
         """
         self._end.reform()
+        self._box.forget()
         self._revoke()
 
     def empty(

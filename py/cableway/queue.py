@@ -412,8 +412,8 @@ class Queue(_Shared):
 class JoinableQueue(Queue):
     """A queue that counts the items that are done, with the interface of `multiprocessing.JoinableQueue`.
 
-    If a reader dies between get() and task_done(), join() waits for ever, as in the standard library. An item that is lost
-    because its reader died inside get() counts as done.
+    If a reader dies between get() and task_done(), or with an item that an interrupted get() had taken, join() waits for ever, as
+    in the standard library. An item that is lost because its reader died inside get() counts as done.
 
     >>> import cableway as cw
     >>> q = cw.JoinableQueue()

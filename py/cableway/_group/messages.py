@@ -24,7 +24,7 @@ from cableway._core.library import lib
 from cableway._group import gpu
 from cableway._group.calls import Calls
 from cableway._group.elements import Elements
-from cableway.errors import Timeout
+from cableway.errors import GroupBroken, Timeout
 
 __all__ = ["Mailbox", "Request", "Status"]
 
@@ -88,7 +88,7 @@ class Request:
     ) -> None:
         self._box = box
         self._pattern = pattern
-        self._attempt = attempt  # what came of it, or None: it is not done yet
+        self._attempt: Callable[[], Any] | None = attempt  # what came of it; None: it is not done
         self._done = False
         self._came: tuple[Any, BaseException | None, Any] = (None, None, None)
 
@@ -136,10 +136,14 @@ class Request:
 
     def _try(self) -> None:
         """Whether it is done is known then."""
-        came = self._attempt()
+        came = self._attempt() if self._attempt is not None else None
         if came is not None:
-            self._came = came
-            self._done = True
+            self._end(came)
+
+    def _end(self, came: tuple[Any, BaseException | None, Any]) -> None:
+        self._came = came
+        self._done = True
+        self._attempt = None  # and what it holds
 
 
 def _kind_of(what: Elements) -> int:
@@ -201,6 +205,18 @@ class Mailbox:
         self.limit = limit
         self.posted: list[Request] = []
         self.leaving: list[Request] = []
+
+    def forget(self) -> None:
+        """The group is another one now: ranks are new, and messages of before are dropped."""
+        dropped, self.posted, self.leaving = self.posted + self.leaving, [], []
+        for request in dropped:
+            request._end(
+                (
+                    None,
+                    GroupBroken("the group was broken and reformed before the request was done"),
+                    None,
+                )
+            )
 
     # ---- sending
 

@@ -286,3 +286,29 @@ def test_a_member_is_not_copied() -> None:
             with pytest.raises(TypeError, match="join there"):
                 copied(g)
         g.barrier()
+
+
+def leaves_at_once(pipe: Any, rank: int) -> bool:
+    for n in range(150):
+        with cw.Group(f"leaves/{n % 5}", 2, rank) as g:
+            x, root = np.full(300, float(n + rank)), n // 5 % 2
+            kind = n % 4
+            if kind == 0:
+                assert g.Allgather(x)[1 - rank, -1] == n + 1 - rank
+            elif kind == 1:
+                assert g.Allreduce(x)[-1] == 2 * n + 1
+            elif kind == 2:
+                assert g.Bcast(x, root)[-1] == n + root
+            else:
+                found = g.Gather(x, root=root)
+                assert (found is None) == (rank != root)
+                assert found is None or found[1 - rank, -1] == n + 1 - rank
+    return True
+
+
+def test_all_may_close_at_once_after_their_first_operation() -> None:
+    """Who is through leaves while the other one still looks for what it contributed."""
+    both = [Member(leaves_at_once, rank) for rank in range(2)]
+    assert [member.returned() for member in both] == [True, True]
+    for member in both:
+        member.end()

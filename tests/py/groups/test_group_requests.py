@@ -187,6 +187,28 @@ def test_who_asks_again_and_again_is_told_of_a_death(how: str) -> None:
         assert (facts["kind"], facts["rank"], facts["reason"]) == ("GroupBroken", 1, "died")
 
 
+def test_requests_of_before_a_reform_are_told_that_it_was() -> None:
+    def reforms(g: cw.Group, pipe: Any) -> Any:
+        request = g.irecv(tag=1)
+        g.barrier()
+        if g.rank == 0:
+            pipe.send("there")
+            pipe.recv()
+        with pytest.raises(cw.GroupBroken):
+            g.barrier()
+        g.reform()
+        g.send("new", 1 - g.rank, tag=1)
+        for call in (request.wait, request.test):
+            with pytest.raises(cw.GroupBroken, match="reformed before the request"):
+                call()
+        return g.recv(tag=1)
+
+    with group("reformed", 3, reforms) as (zero, one, two):
+        assert zero.next() == "there"
+        zero.kill()
+        assert (one.returned(), two.returned()) == ("new", "new")
+
+
 def test_what_was_sent_before_a_death_is_found_by_a_probe() -> None:
     def asks(g: cw.Group, pipe: Any) -> Any:
         g.barrier()

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import eventually
 
 import cableway as cw
 
@@ -230,7 +229,6 @@ def test_a_thread_that_waits_gets_it(alarm: _Handler) -> None:
 
     def wait_beside() -> None:
         waits.start()
-        assert eventually(lambda: q._open().plain is not None)
         time.sleep(0.2)  # until it sleeps
 
     q.put(Interrupts(7))

@@ -77,7 +77,12 @@ HAVE_BRIDGE := $(shell printf '%s\n' '$(hash)include <liburing.h>' '$(hash)inclu
     'void *used[] = {(void *)io_uring_submit_and_get_events, (void *)EVP_PKEY_Q_keygen};' \
     | $(CC) -D_GNU_SOURCE -fsyntax-only -x c - >/dev/null 2>&1 && echo yes)
 BRIDGE_LIBS ?= -luring -lssl -lcrypto
-TOOLS_SRC  := $(filter-out tools/bench/%,$(call c_of,tools))
+# The screen of `cableway top` needs the archives of ncurses with its headers (tools/setup.sh); without them it has --once alone.
+# Some distributions have libtinfo apart. Linked from archives, so that the wheel needs nothing of the system's.
+SCREEN_LIBS := $(shell for libs in '-l:libncursesw.a -l:libtinfo.a' '-l:libncursesw.a'; do \
+    printf '%s\n' '$(hash)include <curses.h>' 'int main(void) { return addwstr(L"") + set_escdelay(25); }' \
+    | $(CC) -D_GNU_SOURCE -o /dev/null -x c - $$libs >/dev/null 2>&1 && echo "$$libs" && break; done)
+TOOLS_SRC  := $(filter-out tools/bench/% $(if $(SCREEN_LIBS),tools/top/no_screen.c,tools/screen/%),$(call c_of,tools))
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)
 
@@ -85,6 +90,7 @@ PROGRAMS := $(if $(BROKER_SRC),$(BUILD)/cablewayd $(BUILD)/cableway-mover) $(if 
 
 all: $(BUILD)/libcableway.so $(BUILD)/libcableway.a $(PROGRAMS)
 	$(if $(HAVE_BRIDGE),,@echo "cableway-bridge is left out: liburing 2.3 and OpenSSL 3.0 with their headers are not here, so no other node can be reached")
+	$(if $(SCREEN_LIBS),,@echo "cableway top has no screen: ncurses' archives with their headers are not here")
 
 help:
 	@echo "make                  build everything that is written in C"
@@ -142,7 +148,7 @@ $(BUILD)/cableway-mover: $(call obj,$(MOVER_SRC)) $(BUILD)/libcwipc.a
 $(BUILD)/cableway-bridge: $(call obj,$(BRIDGE_SRC)) $(BUILD)/libcwipc.a
 	$(CC) -o $@ $^ $(LDFLAGS) $(BRIDGE_LIBS) -l:libinih.a -l:libjansson.a
 $(BUILD)/cableway: $(call obj,$(TOOLS_SRC)) $(BUILD)/libcwipc.a
-	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a
+	$(CC) -o $@ $^ $(LDFLAGS) -l:libjansson.a $(SCREEN_LIBS)
 
 # ---- virtual environment, the package in it -----------------------------------------------------------
 

@@ -1351,7 +1351,8 @@ typedef struct cw_worker_info {
     uint64_t busy_ns;  /* in which it had a task, or several */
     uint64_t bytes_in; /* of the tasks' data and what goes with it */
     uint64_t bytes_out;
-    uint64_t reserved[3];
+    uint64_t failed; /* of the tasks: cw_worker_fail() was said of them */
+    uint64_t reserved[2];
 } cw_worker_info;
 
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
@@ -1460,6 +1461,9 @@ uint64_t cw_pool_ready(cw_pool *pool, uint32_t group);
 int cw_pool_bury(cw_pool *pool, uint32_t worker, cw_task *out);
 /* What a worker says of itself. */
 int cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out);
+/* Counts a task that went with its worker; repeated: it is run again. For who watches the pool from
+ * outside (`cableway top`). Any thread. Never blocks. */
+void cw_pool_count_lost(cw_pool *pool, int repeated);
 /* What a worker left in its own 4 KiB, before it told its state; borrowed. */
 const void *cw_pool_words(cw_pool *pool, uint32_t worker);
 
@@ -1494,6 +1498,8 @@ const void *cw_worker_function(cw_worker *worker, const cw_task *task);
  * caller's lock. Another one than that which takes calls cw_worker_settle() then. -EINVAL: the task
  * is not one that this worker has taken and not answered. */
 int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in, uint64_t extra_out);
+/* Counts a failed task: its answer is an error. As cw_worker_answer(). */
+void cw_worker_fail(cw_worker *worker);
 /*
  * The next answer needs the worker to stay: memory goes with it that this process alone keeps until
  * the parent has opened it. The parent ends that by cw_pool_release(), once for each such answer.

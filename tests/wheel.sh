@@ -62,6 +62,29 @@ for program in "$folder"/venv/lib/python*/site-packages/cableway/bin/*; do
         exit 1
     fi
 done
+# Its screen opens on a terminal, also where there is no description of any.
+cat >screen.py <<'PYTHON'
+"""Runs cableway top on a terminal until its last line stands there, and quits it."""
+import os
+import pty
+import sys
+
+pid, master = pty.fork()
+if pid == 0:
+    os.execvp("cableway", ["cableway", "top"])
+seen = b""
+while b"q quit" not in seen:
+    seen += os.read(master, 65536)
+os.write(master, b"q")
+try:
+    while os.read(master, 65536):
+        pass
+except OSError:  # the other end is closed
+    pass
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+PYTHON
+clean timeout 60 env TERM=xterm python screen.py
+clean timeout 60 env TERM=xterm-of-tomorrow TERMINFO="$folder/empty" python screen.py
 # Its pages and its license are in it.
 for page in cableway.1 cableway-run.1 cablewayd.1 cableway-bridge.1 cableway-mover.1; do
     if [ ! -s "$folder/venv/share/man/man1/$page" ]; then

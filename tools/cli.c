@@ -41,6 +41,8 @@ static const struct option_row option_rows[] = {
     {"keep-going", CLI_KEEP_GOING, NULL, "do not end the others when one fails"},
     {"older", CLI_OLDER, "SECONDS",
      "only what is older, or has been idle for longer (default: 60)"},
+    {"once", CLI_ONCE, NULL, "print everything once, as text"},
+    {"delay", CLI_DELAY, "SECONDS", "between two looks, also -d SECONDS (default: 1)"},
     {"grace", CLI_GRACE, "SECONDS", "between SIGTERM and SIGKILL (default: 5)"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
@@ -121,6 +123,10 @@ static int take_option(const struct option_row *row, const char *value, struct c
         return cli_error(CLI_USAGE, "--grace takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_OLDER && !parse_seconds(value, &out->older_ns))
         return cli_error(CLI_USAGE, "--older takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_DELAY &&
+        (!parse_seconds(value, &out->delay_ns) || out->delay_ns < CLI_DELAY_LEAST_NS))
+        return cli_error(CLI_USAGE, "-d takes a number of seconds from %g on, not '%s'",
+                         (double)CLI_DELAY_LEAST_NS * 1e-9, value);
     if (row->bit == CLI_PROCESSES)
         return parse_processes(value, &out->processes);
     if (row->bit == CLI_AFTER && !parse_version(value, &out->after))
@@ -155,7 +161,9 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
                 option_rows[i].name, option_rows[i].value ? required_argument : no_argument, NULL,
                 (int)i + 1};
     }
-    const char *letters = command->options & CLI_PROCESSES ? "+:hn:" : ":h";
+    const char *letters = command->options & CLI_PROCESSES ? "+:hn:"
+                          : command->options & CLI_DELAY   ? ":hd:"
+                                                           : ":h";
     options[used] = (struct option){"help", no_argument, NULL, HELP_VALUE};
     opterr = 0;
     optind = 1;
@@ -174,7 +182,9 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
             return cli_error(CLI_USAGE, "%s: no such option: %s (see cableway %s --help)",
                              command->name, argv[optind > at ? optind - 1 : at], command->name);
         const struct option_row *row = option_rows;
-        while (found == 'n' ? row->bit != CLI_PROCESSES : row != &option_rows[found - 1])
+        while (found == 'n'   ? row->bit != CLI_PROCESSES
+               : found == 'd' ? row->bit != CLI_DELAY
+                              : row != &option_rows[found - 1])
             row++;
         int code = take_option(row, optarg, out);
         if (code >= 0)

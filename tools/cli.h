@@ -47,9 +47,12 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_KEEP_GOING = 65536,
                   CLI_GRACE = 131072,
                   CLI_OLDER = 262144,
+                  CLI_ONCE = 524288,
+                  CLI_DELAY = 1048576,
 };
 
-#define CLI_DEVICES_MAX 64
+#define CLI_DEVICES_MAX    64
+#define CLI_DELAY_LEAST_NS 100000000
 
 struct cli {                              /* a parsed command line */
     unsigned options;                     /* of enum cli_option: those that were given */
@@ -62,6 +65,7 @@ struct cli {                              /* a parsed command line */
     uint32_t processes; /* 1 to CW_GROUP_RANKS_MAX; 0: not given */
     int64_t grace_ns;
     int64_t older_ns;
+    int64_t delay_ns;
     int count;
     char **arguments;
 };
@@ -93,6 +97,7 @@ int cmd_doctor(const struct cli *cli);
 int cmd_load(const struct cli *cli);
 int cmd_verify(const struct cli *cli);
 int cmd_run(const struct cli *cli);
+int cmd_top(const struct cli *cli);
 int cmd_metrics(const struct cli *cli);
 int cmd_leaks(const struct cli *cli);
 int cmd_limit(const struct cli *cli);

@@ -20,6 +20,12 @@ static const struct cli_command commands[] = {
      "hangs,\n"
      "and then says so.\n",
      CLI_JSON, 0, 0, cmd_status},
+    {"top", "", "Show clients, arrays, Pools, Queues, memory and routes, again each second.",
+     "Reads shared memory alone and asks nobody: works also when the broker is stopped or has "
+     "died. On a\n"
+     "terminal h lists the keys. --once and --json show rates if -d says between which two "
+     "looks.\n",
+     CLI_JSON | CLI_ONCE | CLI_DELAY, 0, 0, cmd_top},
     {"metrics", "", "Print figures as OpenMetrics text, for Prometheus.",
      "Reads shared memory alone and asks nobody: works also when the broker is stopped or hangs. "
      "If none\n"

@@ -15,6 +15,13 @@ python_h() { "$python" -c 'import sysconfig, os, sys; sys.exit(not os.path.exist
 suite() { PYTHONPATH="$(dirname "$0")/../tests/py/suites/cpython" "$python" -B -c 'import sys
 from importlib.util import find_spec
 sys.exit(not all(map(find_spec, ("test._test_multiprocessing", "test.test_concurrent_futures"))))'; }
+ncurses() { # its archives; libtinfo's is in the same package, or in libncursesw's
+    header curses.h || return 1
+    for folder in /usr/lib /usr/lib64 /usr/local/lib "/usr/lib/$(uname -m)-linux-gnu"; do
+        if [ -f "$folder/libncursesw.a" ]; then return 0; fi
+    done
+    return 1
+}
 fuzzer() { echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n); int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }' |
     clang -x c -fsanitize=fuzzer,address - -o /dev/null 2>/dev/null; }
 
@@ -60,6 +67,7 @@ check_build() {
     need libinih-dev header ini.h
     want liburing-dev header liburing.h
     want libssl-dev header openssl/ssl.h
+    want libncurses-dev ncurses
 }
 # In a wheel OpenSSL is linked from its archive, which may want these (tools/static_libs.sh).
 check_wheel() {
@@ -134,6 +142,9 @@ bridge=
 for package in $wanted; do
     case $package in liburing-dev | libssl-dev) bridge="$bridge $package" ;; esac
 done
+if ! ncurses; then
+    echo "cableway: not here: libncurses-dev; cableway top will have no screen, --once and --json alone" >&2
+fi
 if [ -n "$bridge" ]; then
     echo "cableway: not here:$bridge; cableway-bridge will be left out, and no other node can be reached" >&2
 fi

@@ -85,3 +85,8 @@ int cwd_fd_memory(int fd, struct cwd_fd_memory *out) {
     };
     return 0;
 }
+
+uint64_t cwd_fd_inode(int fd) {
+    struct stat status;
+    return fstat(fd, &status) == 0 ? status.st_ino : 0;
+}

@@ -33,5 +33,7 @@ struct cwd_fd_memory {
                    */
 };
 int cwd_fd_memory(int fd, struct cwd_fd_memory *out);
+/* Of class MEMORY: which memory it is, as /proc tells it; 0 if that cannot be told. */
+uint64_t cwd_fd_inode(int fd);
 
 #endif

@@ -163,6 +163,7 @@ static int check_new(struct cwd_broker *b, struct cwd_session *owner,
 
 /* For who looks at all tables from outside. M1: figures only. */
 static void show(struct cwd_slab *slab) {
+    bool host = slab->info.device_kind == CW_DEVICE_HOST;
     uint64_t uuid[2];
     memcpy(uuid, slab->info.device_uuid, sizeof uuid);
     CW_STORE(M1, &slab->table->slab, slab->id, relaxed);
@@ -170,6 +171,7 @@ static void show(struct cwd_slab *slab) {
     CW_STORE(M1, &slab->table->device_kind, slab->info.device_kind, relaxed);
     CW_STORE(M1, &slab->table->device_uuid[0], uuid[0], relaxed);
     CW_STORE(M1, &slab->table->device_uuid[1], uuid[1], relaxed);
+    CW_STORE(M1, &slab->table->data, host ? cwd_fd_inode(slab->data_fd) : 0, relaxed);
 }
 
 static void charge(struct cwd_slab *slab, struct cwd_session *owner) {

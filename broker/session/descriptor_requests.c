@@ -153,7 +153,7 @@ void cwd_descriptor_request(struct cwd_broker *b, struct cwd_session *session,
     bool sent = cwd_socket_reply(b, session, &mail->head, code, &answer.body, answer.body_bytes,
                                  answer.fds, answer.fd_count);
     if (code == 0 && op == CW_OP_LEASE_TABLE)
-        cwd_session_table_sent(session, sent);
+        cwd_session_table_sent(b, session, sent);
     if (code == 0 && op == CW_OP_SLAB_ADD && !sent)
         cwd_slab_orphan(b, cwd_slab_find(b, answer.body.slab.slab));
     if (code == 0 && op == CW_OP_FENCES_ADD && !sent)

@@ -17,7 +17,7 @@
 #include "broker/session/session.h"
 #include "broker/session/socket.h"
 
-#define FDS_OF_CLIENT 4 /* socket, pidfd, doorbell, bell */
+#define FDS_OF_CLIENT 5 /* socket, pidfd, doorbell, bell, session segment */
 
 static int check_user(struct cwd_session *session) {
     struct ucred peer;
@@ -130,5 +130,4 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
                                  bell_read,          index->fd,           records->fd};
     cwd_socket_reply(b, session, &mail->head, 0, &reply, sizeof reply, fds, CWD_FDS_SENT_MAX);
     close(bell_read);
-    cw_segment_close_fd(&session->segment);
 }

@@ -130,7 +130,7 @@ int cwd_session_open(struct cwd_broker *b, struct cwd_session *session, int pidf
     b->clients++;
     session->of_bridge = b->remote.pid && session->pid == b->remote.pid;
     b->remote.sessions += session->of_bridge;
-    b->fds += 3;
+    b->fds += 4; /* with the segment's own: who watches finds it in /proc */
     CWD_COUNT(b, clients_accepted);
     *bell_read = read_end;
     return 0;
@@ -159,15 +159,20 @@ int cwd_session_add_table(struct cwd_broker *b, struct cwd_session *session,
                                  CW_SEGMENT_LEASES, b->instance, 0, table);
     if (code)
         return code;
+    ((struct cw_segment_header *)table->base)->session = session->id; /* before anybody has it */
     session->tables++;
     *out = table;
     return 0;
 }
 
-void cwd_session_table_sent(struct cwd_session *session, bool sent) {
+void cwd_session_table_sent(struct cwd_broker *b, struct cwd_session *session, bool sent) {
     struct cw_segment *table = &session->more_tables[session->tables - 2];
     if (sent) {
-        cw_segment_close_fd(table);
+        /* For who watches. Nobody is refused for their sake. */
+        if (cwd_fds_held(b) < CWD_LIMIT(b, max_fds))
+            b->fds++;
+        else
+            cw_segment_close_fd(table);
         return;
     }
     cw_segment_close(table);
@@ -183,6 +188,13 @@ static void close_fd(struct cwd_broker *b, int *fd) {
         b->fds--;
     }
     *fd = -1;
+}
+
+/* The memory stays mapped until nothing refers to the session any more. */
+static void close_segment_fd(struct cwd_broker *b, struct cw_segment *segment) {
+    if (segment->fd >= 0)
+        b->fds--;
+    cw_segment_close_fd(segment);
 }
 
 /* Everything in its tables is suspected, once they count no more. */
@@ -217,6 +229,9 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         /* Who died between dropping a lease and telling us: everything that waits is looked at. */
         cwd_reclaim_suspect_waiting(b);
         b->reclaim.urgent = true;
+        for (uint32_t t = 1; t < session->tables; t++)
+            close_segment_fd(b, &session->more_tables[t - 1]);
+        close_segment_fd(b, &session->segment);
         b->clients--;
         b->admins -= session->is_admin;
         b->remote.sessions -= session->of_bridge;

@@ -96,7 +96,7 @@ int cwd_session_add_table(struct cwd_broker *broker, struct cwd_session *session
                           const struct cw_segment **out);
 
 /* The newest lease table was sent, or could not be: then it is none of the session's. */
-void cwd_session_table_sent(struct cwd_session *session, bool sent);
+void cwd_session_table_sent(struct cwd_broker *broker, struct cwd_session *session, bool sent);
 
 /* Events. */
 void cwd_session_on_pidfd(struct cwd_broker *broker, struct cwd_session *session);

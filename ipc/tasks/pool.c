@@ -480,8 +480,17 @@ int cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
         .busy_ns = CW_LOAD(T30, &from->figures[FIGURE_BUSY_NS], relaxed),
         .bytes_in = CW_LOAD(T30, &from->figures[FIGURE_BYTES_IN], relaxed),
         .bytes_out = CW_LOAD(T30, &from->figures[FIGURE_BYTES_OUT], relaxed),
+        .failed = CW_LOAD(T30, &from->figures[FIGURE_FAILED], relaxed),
     };
     return 0;
+}
+
+void cw_pool_count_lost(cw_pool *pool, int repeated) {
+    /* T30: figures only. */
+    if (pool)
+        CW_ADD(T30, &pool->parts.head->lost, 1, relaxed);
+    if (pool && repeated)
+        CW_ADD(T30, &pool->parts.head->repeated, 1, relaxed);
 }
 
 const void *cw_pool_words(cw_pool *pool, uint32_t worker) {

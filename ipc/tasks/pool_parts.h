@@ -15,10 +15,12 @@
 /* Beside each other the data of cells would fall into the same lines of a cache. */
 #define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
 
-struct head { /* 64 bytes, shared; written once */
+struct head { /* 64 bytes, shared; all but the figures is written once */
     uint64_t magic;
     uint32_t workers, cells, groups, reserved0;
-    uint64_t reserved1[5];
+    cw_a64 lost;     /* the parent's: tasks that went with their worker, */
+    cw_a64 repeated; /* and of these those that were run again */
+    uint64_t reserved1[3];
 };
 
 struct cell_meta { /* struct cw_cell's meta */
@@ -34,7 +36,14 @@ _Static_assert(sizeof(struct head) == 64 && offsetof(struct cell_meta, function)
 
 #define META_BYTES offsetof(struct cell_meta, reserved)
 
-enum figure { FIGURE_TASKS, FIGURE_BUSY_NS, FIGURE_BYTES_IN, FIGURE_BYTES_OUT };
+enum figure {
+    FIGURE_TASKS,
+    FIGURE_BUSY_NS,
+    FIGURE_BYTES_IN,
+    FIGURE_BYTES_OUT,
+    FIGURE_FAILED, /* of the tasks */
+    FIGURES
+};
 
 struct parts { /* where all of it lies */
     struct head *head;

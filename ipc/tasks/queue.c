@@ -29,7 +29,6 @@
 #include "ipc/tasks/queue_rings.h"
 #include "shm/base/task.h"
 
-#define QUEUE_MAGIC 0x6377717565303031ull /* "cwque001" */
 #define DATA_MAX    (288u << 10)
 #define HANDLES_MAX 1024u
 
@@ -53,6 +52,7 @@ int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_a
     head->core.max_items = max_items;
     head->core.max_bytes = max_bytes;
     head->magic = QUEUE_MAGIC;
+    cw_block_mark_queue(&array->slab->table->blocks[array->block], array->gen);
     *out = array;
     return 0;
 }

@@ -31,9 +31,8 @@
 
 #include "ipc/array/array.h"
 #include "ipc/client.h"
-#include "shm/tasks/queue.h"
+#include "ipc/tasks/queue_head.h"
 
-#define RINGS          64u /* that an item and the last one put can lie apart */
 #define FIRST_BYTES    (32u << 10)
 #define RING_MAX_BYTES (64ull << 20)
 #define OFFSET_BITS    40u /* of a position: the ring's number stands above */
@@ -51,23 +50,7 @@ struct record { /* RECORD_ALIGN bytes, so that it never wraps; its handles and i
     uint64_t number; /* of the item */
 };
 
-struct ring_place { /* 64 bytes, shared; written by the writer before it goes there */
-    cw_handle handle;
-    cw_a64 token; /* of its transit; 0: ended, or none */
-    uint64_t reserved;
-};
-
-struct head { /* shared */
-    uint64_t magic;
-    uint64_t world; /* cw_task_world() of the maker */
-    uint64_t reserved[6];
-    struct cw_queue_core core;
-    struct ring_place rings[RINGS]; /* by the ring's number, modulo */
-};
-#define HEAD_BYTES 8192u
-_Static_assert(sizeof(struct record) == RECORD_ALIGN && sizeof(struct ring_place) == 64 &&
-                   sizeof(struct head) <= HEAD_BYTES,
-               "layout");
+_Static_assert(sizeof(struct record) == RECORD_ALIGN, "layout");
 
 struct ring { /* of this process; all but users stays as it is */
     uint64_t number;

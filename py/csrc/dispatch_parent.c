@@ -202,6 +202,11 @@ static PyObject *dispatch_tell(PyObject *self, PyObject *helper) {
     Py_RETURN_NONE;
 }
 
+static PyObject *dispatch_count_lost(PyObject *self, PyObject *repeated) {
+    cw_pool_count_lost(((Dispatch *)self)->pool, repeated == Py_True);
+    Py_RETURN_NONE;
+}
+
 static PyObject *dispatch_ask(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyLong_FromUnsignedLong(cw_pool_ask(((Dispatch *)self)->pool));
@@ -416,6 +421,8 @@ static PyMethodDef methods[] = {
     {"news", dispatch_news, METH_O, "(helper): the number that listen or help compare with."},
     {"note", dispatch_note, METH_NOARGS, "Ends the wait of this thread that it has interrupted."},
     {"tell", dispatch_tell, METH_O, "(helper): ends the waits of listeners, or of the helper."},
+    {"count_lost", dispatch_count_lost, METH_O,
+     "Counts a task that went with its worker; True: it is run again."},
     {"ask", dispatch_ask, METH_NOARGS, "Asks all for the memory that they keep idle: a number."},
     {"wanted", dispatch_wanted, METH_NOARGS, "The number of a request to be heeded, or None."},
     {"heed", dispatch_heed, METH_VARARGS, "(number, some): whether something was given up."},

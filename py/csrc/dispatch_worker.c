@@ -190,6 +190,8 @@ int worker_put_outcome(WorkerEnd *w, cw_task *task, PyObject *value, uint64_t *e
     PyObject *message =
         PyObject_CallMethod(w->handler, "encode_exception", "(O)", error ? error : Py_None);
     code = worker_put_message(task, message, extra_out);
+    if (code == 0)
+        cw_worker_fail(w->worker);
     Py_XDECREF(message);
     Py_XDECREF(error);
     return code;
@@ -341,6 +343,12 @@ static PyObject *worker_tell(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+static PyObject *worker_fail(PyObject *self, PyObject *unused) {
+    (void)unused;
+    cw_worker_fail(((WorkerEnd *)self)->worker);
+    Py_RETURN_NONE;
+}
+
 static PyObject *worker_ask(PyObject *self, PyObject *unused) {
     (void)unused;
     return PyLong_FromUnsignedLong(cw_worker_ask(((WorkerEnd *)self)->worker));
@@ -389,6 +397,8 @@ static PyMethodDef methods[] = {
     {"released", worker_released, METH_NOARGS,
      "Whether the parent needs it for none of its answers: all that it will open is open."},
     {"tell", worker_tell, METH_VARARGS, "(state, words): tells the parent's helper what it is."},
+    {"fail", worker_fail, METH_NOARGS,
+     "Counts a failed task, whose answer was encoded by the caller."},
     {"ask", worker_ask, METH_NOARGS, "Asks all for the memory that they keep idle: a number."},
     {"wanted", worker_wanted, METH_NOARGS, "The number of a request to be heeded, or None."},
     {"heed", worker_heed, METH_VARARGS, "(number, some): whether something was given up."},

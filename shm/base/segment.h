@@ -37,7 +37,9 @@ struct cw_segment_header { /* 64 bytes, at offset 0 of every segment */
     uint32_t kind; /* enum cw_segment_kind */
     uint64_t size_bytes;
     uint64_t instance; /* the broker's run that it belongs to; 0 when made by a client */
-    uint64_t reserved[4];
+    uint64_t
+        session; /* of a further lease table: whose it is, for who looks from outside; else 0 */
+    uint64_t reserved[3];
 };
 _Static_assert(sizeof(struct cw_segment_header) == 64, "layout");
 

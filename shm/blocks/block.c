@@ -35,6 +35,11 @@ void cw_block_freeze(struct cw_block *block, uint64_t gen) {
     CW_STORE(B14, &block->frozen, gen + 1, relaxed);
 }
 
+void cw_block_mark_queue(struct cw_block *block, uint64_t gen) {
+    /* B21: a mark for watchers, who find a queue late or not at all without it. */
+    CW_STORE(B21, &block->queue, gen + 1, relaxed);
+}
+
 bool cw_block_frozen(struct cw_block *block, uint64_t gen) {
     return CW_LOAD(B14, &block->frozen, relaxed) == gen + 1;
 }

@@ -75,7 +75,8 @@ struct cw_block { /* 64 bytes, shared */
     cw_a64 length_bytes;
     cw_a64 frozen;   /* generation + 1 that nobody may write to any more; else not that */
     cw_a64 outdated; /* generation + 1 that its remote name does not mean any more; else not that */
-    cw_a64 reserved[3]; /* who uses it on GPUs stands in order.h */
+    cw_a64 queue;    /* generation + 1 that is a Queue's array, for who looks from outside */
+    cw_a64 reserved[2]; /* who uses it on GPUs stands in order.h */
 };
 _Static_assert(sizeof(struct cw_block) == 64, "layout");
 
@@ -92,7 +93,7 @@ struct cw_block_table { /* a CW_SEGMENT_BLOCKS segment */
     cw_a32 device_kind; /* enum cw_device_kind */
     uint32_t reserved1;
     cw_a64 device_uuid[2]; /* as bytes; zero for the host */
-    uint64_t reserved2;
+    cw_a64 data;           /* the inode of a host slab's data; else 0 */
     struct cw_block blocks[];
 };
 _Static_assert(sizeof(struct cw_block_table) == 128, "layout");
@@ -113,6 +114,9 @@ uint64_t cw_block_carve(struct cw_block *block, uint64_t offset_bytes, uint64_t 
 void cw_block_freeze(struct cw_block *block, uint64_t gen);
 /* Was it? After the word was seen (B1). */
 bool cw_block_frozen(struct cw_block *block, uint64_t gen);
+/* Its holder: generation gen is the array of a Queue. Watchers find it so; nothing else depends on
+ * it. */
+void cw_block_mark_queue(struct cw_block *block, uint64_t gen);
 /*
  * The bridge, of a replica: its remote name does not mean it any more, wherever the name is still
  * found. Before anything newer can be found at any place, so that who has that finds this one

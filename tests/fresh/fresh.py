@@ -98,6 +98,7 @@ def demo(t: Try, folder: str, user: str = "root") -> str:
     """README's first command, from which all else comes."""
     said = t.types(f"cd {folder} && make demo", user)
     t.check("the bridge is built, too", t.has(f"{folder}/build/cableway-bridge"))
+    t.check("the screen of top is built, too", t.has(f"{folder}/build/tools/screen/screen.o"))
     return said
 
 

@@ -35,7 +35,7 @@ BUILD = Path(os.environ["CABLEWAY_BUILD"])
 REAL = os.environ["CABLEWAY_TEST_GPU"] == "1"
 FILES = (
     "test_cuda*.py", "test_evict*.py", "test_mover*.py", "test_overlap*.py", "test_pool_devices*.py", "test_transfers_gpu.py",
-    "test_gpu_examples.py", "test_guide.py", "test_bridge_gpu*.py",
+    "test_gpu_examples.py", "test_guide.py", "test_bridge_gpu*.py", "test_cli_top_gpu.py",
 )  # fmt: skip
 _NOTHING_RUN = 5  # pytest's exit status when it has run no test
 _GRACE = 5  # seconds between SIGTERM and SIGKILL

@@ -203,12 +203,23 @@ static void keep_pool(void *context, const struct pool_row *row) {
     pools->rows[pools->count++] = *row;
 }
 
-enum pool_figure { WORKERS, QUEUED, TASKS, BUSY, BYTES_IN, BYTES_OUT, POOL_FIGURES };
+enum pool_figure {
+    WORKERS,
+    QUEUED,
+    TASKS,
+    FAILED,
+    REPEATED,
+    BUSY,
+    BYTES_IN,
+    BYTES_OUT,
+    POOL_FIGURES
+};
 
 static void write_pool(const struct pool_row *row, enum pool_figure figure) {
     char pid[16], pool[24];
-    const uint64_t values[POOL_FIGURES] = {row->workers, row->queued,   row->tasks,
-                                           row->busy_ns, row->bytes_in, row->bytes_out};
+    const uint64_t values[POOL_FIGURES] = {row->workers,  row->queued,   row->tasks,
+                                           row->failed,   row->repeated, row->busy_ns,
+                                           row->bytes_in, row->bytes_out};
     const char *labels[] = {"pid", pid, "pool", pool, NULL};
     snprintf(pid, sizeof pid, "%u", row->pid);
     snprintf(pool, sizeof pool, "%llu", (unsigned long long)row->pool);
@@ -227,6 +238,9 @@ static void write_pools(const struct pools *pools) {
         [WORKERS] = {"workers", OPENMETRICS_GAUGE, "workers of the pool that live"},
         [QUEUED] = {"queued", OPENMETRICS_GAUGE, "tasks that no worker has taken yet"},
         [TASKS] = {"tasks", OPENMETRICS_COUNTER, "tasks done"},
+        [FAILED] = {"failed", OPENMETRICS_COUNTER,
+                    "tasks that raised an exception, or whose worker died"},
+        [REPEATED] = {"repeated", OPENMETRICS_COUNTER, "tasks run again after their worker died"},
         [BUSY] = {"busy_seconds", OPENMETRICS_COUNTER, "time in tasks, of all workers together"},
         [BYTES_IN] = {"in_bytes", OPENMETRICS_COUNTER, "bytes of tasks that went to workers"},
         [BYTES_OUT] = {"out_bytes", OPENMETRICS_COUNTER, "bytes of answers that came from workers"},

@@ -46,18 +46,19 @@ static void count_blocks(struct cw_block_table *table, uint32_t capacity, struct
     }
 }
 
-/* False: it is no table of a slab, or not yet. */
-static bool read_table(const struct cw_segment *segment, struct memory_slab *out) {
+bool memory_read(const struct cw_segment *segment, struct memory_slab *out, uint32_t *capacity) {
     struct cw_block_table *table = segment->base;
     if (segment->size_bytes < sizeof *table)
         return false;
     uint64_t room = (segment->size_bytes - sizeof *table) / sizeof *table->blocks;
-    uint32_t capacity = *(volatile uint32_t *)&table->capacity;
+    *capacity = *(volatile uint32_t *)&table->capacity;
+    if (*capacity > room)
+        *capacity = (uint32_t)room;
     *out = (struct memory_slab){.slab = CW_LOAD(MON, &table->slab, relaxed),
                                 .owner = CW_LOAD(MON, &table->owner, relaxed),
                                 .size_bytes = *(volatile uint64_t *)&table->slab_bytes};
     name_device(table, out);
-    count_blocks(table, capacity < room ? capacity : (uint32_t)room, out);
+    count_blocks(table, *capacity, out);
     return out->slab != 0;
 }
 
@@ -74,6 +75,7 @@ static void look_at(struct slabs *slabs, int fd) {
     struct cw_segment segment;
     struct stat status;
     struct memory_slab slab;
+    uint32_t capacity;
     if (fstat(fd, &status)) {
         close(fd);
         return;
@@ -81,7 +83,7 @@ static void look_at(struct slabs *slabs, int fd) {
     /* Takes fd over, and makes sure that nobody shortens it under us. */
     if (cw_segment_open(fd, (uint64_t)status.st_size, CW_SEGMENT_BLOCKS, false, 0, &segment))
         return;
-    if (read_table(&segment, &slab))
+    if (memory_read(&segment, &slab, &capacity))
         add(slabs, &slab);
     cw_segment_close(&segment);
 }

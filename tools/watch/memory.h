@@ -26,6 +26,10 @@ struct memory_slab {
     uint64_t blocks;                  /* that are not free */
 };
 
+/* Reads a mapped segment of kind CW_SEGMENT_BLOCKS. False: it is no table of a slab, or not yet.
+ * capacity: how many entries it has, at most as many as are mapped. */
+bool memory_read(const struct cw_segment *segment, struct memory_slab *out, uint32_t *capacity);
+
 /* All slabs that the broker has, sorted by their numbers; the caller frees *out. 0; -ECONNRESET:
  * the broker has ended, -EPERM: /proc is closed to us. */
 int memory_slabs(const struct monitor *monitor, struct memory_slab **out, size_t *count);

@@ -58,11 +58,37 @@ static void read_figures(const struct parts *parts, struct pool_row *out) {
         out->busy_ns += monitor_word(&worker->figures[FIGURE_BUSY_NS]);
         out->bytes_in += monitor_word(&worker->figures[FIGURE_BYTES_IN]);
         out->bytes_out += monitor_word(&worker->figures[FIGURE_BYTES_OUT]);
+        out->failed += monitor_word(&worker->figures[FIGURE_FAILED]);
     }
+    uint64_t repeated = monitor_word(&parts->head->repeated),
+             lost = monitor_word(&parts->head->lost);
+    out->repeated = repeated;
+    out->failed += lost > repeated ? lost - repeated : 0;
     for (uint32_t g = 0; g < parts->view.group_count; g++) {
         uint64_t head = monitor_word(&parts->view.groups[g].head),
                  tail = monitor_word(&parts->view.groups[g].tail);
         out->queued += tail > head ? tail - head : 0;
+    }
+}
+
+/* Tasks that are run now: of each worker that has some, the one that it took first. */
+static void read_running(const struct parts *parts, struct pool_row *out) {
+    int64_t begun_ns[CW_DISPATCH_WORKERS_MAX] = {0}, now_ns = cw_now_ns();
+    for (uint32_t c = 0; c < parts->view.cell_count; c++) {
+        uint64_t word = monitor_word(&parts->view.cells[c].word);
+        uint32_t worker = (uint32_t)(word >> 4 & 0xfff);
+        if ((word & 15) != CW_CELL_TAKEN || worker == 0 || worker > parts->view.worker_count)
+            continue;
+        int64_t taken_ns = (int64_t)monitor_word(&parts->view.cells[c].taken_ns),
+                *first_ns = &begun_ns[worker - 1];
+        if (taken_ns > 0 && (*first_ns == 0 || taken_ns < *first_ns))
+            *first_ns = taken_ns;
+    }
+    for (uint32_t w = 0; w < parts->view.worker_count; w++) {
+        if (begun_ns[w] == 0)
+            continue;
+        out->busy_workers++;
+        out->running_ns += now_ns > begun_ns[w] ? (uint64_t)(now_ns - begun_ns[w]) : 0;
     }
 }
 
@@ -82,6 +108,7 @@ static void look_at(struct walk *walk, int fd, uint32_t pid) {
     if (lay_out(base, size_bytes, &parts)) {
         row.pool = status.st_ino;
         read_figures(&parts, &row);
+        read_running(&parts, &row);
         walk->each(walk->context, &row);
     }
     munmap(base, size_bytes);

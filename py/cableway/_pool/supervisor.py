@@ -272,6 +272,7 @@ class Supervisor:
         for job, number, _slot, begun, what, _, payload in tasks:
             if job is None:
                 overran = (None, number) in worker.overran_tasks
+                self._dispatch.count_lost(False)
                 self._dispatch.fail(number, answers.death(worker, what, None, overran))
                 continue
             self._submit_queue.lose(payload)
@@ -328,6 +329,7 @@ class Supervisor:
                 task = job.again(number) if tries <= retries else None
         elif not overran:
             task = job.again(number)
+        self._dispatch.count_lost(task is not None)
         if task is not None:
             self._submit_queue.put_back(task)
         else:

@@ -147,13 +147,14 @@ def test_each_block_says_what_it_is() -> None:
 
 def test_pictures_are_those_that_the_scripts_draw() -> None:
     folder = guide_blocks.ROOT / "docs/pictures"
-    overview, sequences, models = (runpy.run_path(str(folder / f"{name}.py")) for name in ("overview", "sequences", "models"))  # fmt: skip
+    overview, sequences, models, top = (runpy.run_path(str(folder / f"{name}.py")) for name in ("overview", "sequences", "models", "top"))  # fmt: skip
     drawn = {"overview": overview["draw"](), "models": models["draw"]()}
     drawn.update({name: sequences["draw"](name) for name in sequences["PICTURES"]})
+    drawn.update({name: top["draw"](name) for name in top["SCREENS"]})
     assert {file.stem: file.read_text() for file in folder.glob("*.svg")} == drawn, (
         "run the scripts"
     )
-    shown = "".join((guide_blocks.ROOT / page).read_text() for page in ("README.md", "docs/ARCHITECTURE.md", "docs/guide/models.md"))  # fmt: skip
+    shown = "".join((guide_blocks.ROOT / page).read_text() for page in ("README.md", "docs/ARCHITECTURE.md", "docs/guide/models.md", "docs/guide/watching.md"))  # fmt: skip
     assert [name for name in drawn if f"pictures/{name}.svg)" not in shown] == []
 
 

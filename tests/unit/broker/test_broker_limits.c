@@ -204,7 +204,7 @@ static void max_user_bytes(void **state) {
 
 static void max_fds(void **state) {
     (void)state;
-    slabs_up_to(CW_LIMIT_max_fds, 32, (32 - 4) / 2);
+    slabs_up_to(CW_LIMIT_max_fds, 32, (32 - 5) / 2);
 }
 
 static void max_client_leases(void **state) {

@@ -246,6 +246,7 @@ class _Handler:
 
     def _failed_to_write_back(self, error: Exception) -> wire.EncodedMessage:
         """Instead of an answer whose results could not be copied; in the thread that copies them."""
+        self._end.fail()
         return self._failed(error, self._late_encoder)
 
     def _answer_late(self, token: int, encoded: wire.EncodedMessage | None) -> None:

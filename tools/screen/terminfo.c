@@ -1,0 +1,88 @@
+/*
+ * Descriptions of terminals: see terminfo.h. A file of its own, since <term.h> defines words such
+ * as bell. One thread, before the terminal is opened.
+ */
+#include "tools/screen/terminfo.h"
+
+#include <curses.h>
+#include <stdlib.h>
+#include <string.h>
+#include <term.h>
+#include <unistd.h>
+
+/*
+ * A description of what nearly all terminals have in common, for machines without a database of
+ * them (slim containers, other places for it). Made by tic and infocmp -0 -Q1 of:
+ *
+ *   cableway-ansi|a terminal of the family of ANSI X3.64,
+ *       am, mir, msgr, xenl,
+ *       colors#8, cols#80, it#8, lines#24, pairs#64,
+ *       bel=^G, bold=\E[1m, civis=\E[?25l, clear=\E[H\E[2J,
+ *       cnorm=\E[?25h, cr=\r, cub=\E[%p1%dD, cub1=^H, cud=\E[%p1%dB,
+ *       cud1=\n, cuf=\E[%p1%dC, cuf1=\E[C,
+ *       cup=\E[%i%p1%d;%p2%dH, cuu=\E[%p1%dA, cuu1=\E[A, ed=\E[J,
+ *       el=\E[K, home=\E[H, ind=\n, kbs=\177, kcbt=\E[Z,
+ *       kcub1=\E[D, kcud1=\E[B, kcuf1=\E[C, kcuu1=\E[A,
+ *       kend=\E[F, khome=\E[H, knp=\E[6~, kpp=\E[5~, op=\E[39;49m,
+ *       rev=\E[7m, rmcup=\E[?1049l, rmso=\E[27m,
+ *       setab=\E[4%p1%dm, setaf=\E[3%p1%dm, sgr0=\E[m,
+ *       smcup=\E[?1049h, smso=\E[7m,
+ */
+#define COMMON_NAME "cableway-ansi"
+static const char common[] =
+    "hex:1A0135000F000F006901D9006361626C657761792D616E73697C61207465726D696E616C206F66207468"
+    "652066616D696C79206F6620414E53492058332E363400000100000100000000000000000101500008001800"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF08004000FFFF00000200FFFFFFFF04000C001000FFFFFFFF"
+    "1400250027002B003200FFFF34003B00FFFF3F00FFFFFFFFFFFFFFFFFFFFFFFFFFFF43004800FFFFFFFFFFFF"
+    "FFFFFFFF51005600FFFFFFFFFFFF5B005F00FFFFFFFF6800FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFF6E00FFFFFFFFFFFFFFFFFFFF7000FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "7400FFFFFFFF7800FFFF7C0081008600FFFFFFFFFFFF8A00FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF8E00FFFFFFFFFFFF9700A000FFFFA900FFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFB200FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFB400FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "B800FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFBC00FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF"
+    "FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFC500CF000700"
+    "0D001B5B481B5B324A001B5B4B001B5B4A001B5B256925703125643B257032256448000A001B5B48001B5B3F"
+    "32356C0008001B5B3F323568001B5B43001B5B41001B5B316D001B5B3F3130343968001B5B376D001B5B376D"
+    "001B5B6D001B5B3F313034396C001B5B32376D007F001B5B42001B5B48001B5B44001B5B367E001B5B357E00"
+    "1B5B43001B5B41001B5B257031256442001B5B257031256444001B5B257031256443001B5B25703125644100"
+    "0A001B5B5A001B5B46001B5B33393B34396D001B5B3325703125646D001B5B3425703125646D00";
+
+/* Names of terminals that understand it begin so. */
+static const char *const families[] = {
+    "alacritty", "ansi",  "contour", "cygwin", "eterm", "foot",    "ghostty",
+    "gnome",     "kitty", "konsole", "linux",  "putty", "rxvt",    "screen",
+    "st",        "tmux",  "vt1",     "vt2",    "vte",   "wezterm", "xterm",
+};
+
+static bool in_a_family(const char *name) {
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        if (strncmp(name, families[i], strlen(families[i])) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Asked before newterm(), which leaks when it fails. */
+static bool is_described(const char *name) {
+    int error;
+    if (setupterm(name, STDOUT_FILENO, &error) != OK)
+        return false;
+    del_curterm(cur_term);
+    return true;
+}
+
+const char *terminfo_find(const char *name) {
+    if (is_described(name))
+        return name;
+    if (!in_a_family(name) || setenv("TERMINFO", common, 1))
+        return NULL;
+    return COMMON_NAME;
+}

@@ -55,7 +55,7 @@ static int make_root(struct cwd_broker *b) {
     code = cw_alive_begin(&b->alive, &b->root->alive);
     if (code)
         return code;
-    code = cw_directory_writer_new(&b->root->directory, cwd_limit_most(CW_LIMIT_max_names),
+    code = cw_directory_writer_new(&b->root->directory, cw_limit_most(CW_LIMIT_max_names),
                                    b->instance, &b->directory);
     if (code == 0)
         code = cwd_closer_new(b->closed_fd, &b->closer);

@@ -8,6 +8,9 @@
 #ifndef CW_SHM_SESSION_MONITOR_H
 #define CW_SHM_SESSION_MONITOR_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "shm/names/directory.h"
 #include "shm/base/wait.h"
 
@@ -134,6 +137,16 @@ struct cw_root { /* the root segment */
 const char *cw_limit_name(enum cw_limit which);
 const char *cw_limit_what(enum cw_limit which);
 uint64_t cw_limit_default(enum cw_limit which);
+uint64_t cw_limit_most(enum cw_limit which); /* that it may be set to */
+/* Is it a number of bytes? Else it counts, or is in seconds. */
+bool cw_limit_in_bytes(enum cw_limit which);
+/* The limit whose name is these bytes (they need not end with 0); CW_LIMIT_COUNT: there is none. */
+unsigned cw_limit_find(const char *name, size_t name_bytes);
+/* May it be set to value? Else -EINVAL, with a sentence that begins with where value stands (a
+ * variable, file:line, a command) and says what was read and what is allowed. */
+int cw_limit_check(enum cw_limit which, uint64_t value, const char *where);
+/* The value that a text gives, in all places where a limit is written: 0 and *out, or as above. */
+int cw_limit_parse(enum cw_limit which, const char *text, const char *where, uint64_t *out);
 const char *cw_counter_name(enum cw_counter which);
 const char *cw_counter_what(enum cw_counter which);
 const char *cw_gauge_name(enum cw_gauge which);

@@ -142,6 +142,10 @@ enum monitor_state monitor_look(const struct monitor *monitor, double *still_sec
     return *still_seconds > MONITOR_HANG_SECONDS ? MONITOR_HANGS : MONITOR_RUNNING;
 }
 
+char monitor_process_state(const struct monitor *monitor) {
+    return process_state(monitor->lock.pid);
+}
+
 const char *monitor_state_text(enum monitor_state state) {
     switch (state) {
     case MONITOR_IDLE:

@@ -42,6 +42,8 @@ void monitor_close(struct monitor *monitor);
 
 /* How it is; *still_seconds: since when its heartbeat stands, < 0 where nobody can say. */
 enum monitor_state monitor_look(const struct monitor *monitor, double *still_seconds);
+/* The state letter of its process, as /proc has it (T: stopped); 0: it has ended. */
+char monitor_process_state(const struct monitor *monitor);
 const char *monitor_state_text(enum monitor_state state);
 
 /* The namespaces that hold names, sorted, each once; *out: count terminated strings, the caller

@@ -203,6 +203,10 @@ void output_table_deinit(struct output_table *table) {
     *table = (struct output_table){0};
 }
 
+json_t *output_json_limit(uint64_t limit) {
+    return limit == INT64_MAX ? json_null() : json_integer((json_int_t)limit);
+}
+
 json_t *output_json_text(const char *text) {
     json_t *value = json_string(text);
     if (value)

@@ -40,6 +40,8 @@ void output_table_addf(struct output_table *table, const char *format, ...)
 void output_table_print(const struct output_table *table, const char *indent);
 void output_table_deinit(struct output_table *table);
 
+/* A limit as a JSON number; null: none is set (INT64_MAX on the monitor page). */
+json_t *output_json_limit(uint64_t limit);
 /* A JSON string of text; invalid UTF-8 is written as in output_safe. */
 json_t *output_json_text(const char *text);
 /* Prints value and a line end to stdout, and releases it. */

@@ -1320,7 +1320,8 @@ typedef struct cw_worker_info {
     uint64_t busy_ns;  /* in which it had a task, or several */
     uint64_t bytes_in; /* of the tasks' data and what goes with it */
     uint64_t bytes_out;
-    uint64_t reserved[3];
+    uint64_t calls; /* of functions, that it told by cw_worker_called() */
+    uint64_t reserved[2];
 } cw_worker_info;
 
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
@@ -1463,6 +1464,8 @@ const void *cw_worker_function(cw_worker *worker, const cw_task *task);
  * caller's lock. Another one than that which takes calls cw_worker_settle() then. -EINVAL: the task
  * is not one that this worker has taken and not answered. */
 int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in, uint64_t extra_out);
+/* Counts calls of the caller's functions, of which a task may hold many. The thread that takes. */
+void cw_worker_called(cw_worker *worker, uint64_t calls);
 /*
  * The next answer needs the worker to stay: memory goes with it that this process alone keeps until
  * the parent has opened it. The parent ends that by cw_pool_release(), once for each such answer.

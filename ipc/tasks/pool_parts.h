@@ -34,7 +34,14 @@ _Static_assert(sizeof(struct head) == 64 && offsetof(struct cell_meta, function)
 
 #define META_BYTES offsetof(struct cell_meta, reserved)
 
-enum figure { FIGURE_TASKS, FIGURE_BUSY_NS, FIGURE_BYTES_IN, FIGURE_BYTES_OUT };
+enum figure {
+    FIGURE_TASKS,
+    FIGURE_BUSY_NS,
+    FIGURE_BYTES_IN,
+    FIGURE_BYTES_OUT,
+    FIGURE_CALLS,
+    FIGURES
+};
 
 struct parts { /* where all of it lies */
     struct head *head;

@@ -29,7 +29,7 @@ struct cw_worker {
     cw_a32 owes;            /* answers that nobody was told of */
     cw_a32 held;            /* tasks taken and not answered */
     cw_a64 counted_ns;      /* while there are any: up to here the time is in the figures */
-    uint64_t figures[4];
+    uint64_t figures[FIGURES];
     uint64_t lent; /* what the parent's count of released answers comes to, when all are */
 };
 
@@ -65,7 +65,7 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
     worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
     worker->parts.view.steal_since_ns = &worker->steal_since_ns;
     worker->number = number;
-    for (int i = 0; i < 4; i++) /* T30: who had the number before us has counted there */
+    for (int i = 0; i < FIGURES; i++) /* T30: who had the number before us has counted there */
         worker->figures[i] = CW_LOAD(T30, &parts.view.workers[number].figures[i], relaxed);
     worker->lent = CW_LOAD(T55, &parts.view.workers[number].released, relaxed); /* the same */
     uint32_t wanted;
@@ -196,6 +196,11 @@ int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
         /* T48: release, after the answer (T12); pairs with T49. */
         CW_STORE(T48, &worker->owes, 1, release);
     return 0;
+}
+
+void cw_worker_called(cw_worker *worker, uint64_t calls) {
+    if (worker)
+        count(worker, FIGURE_CALLS, calls);
 }
 
 void cw_worker_lend(cw_worker *worker) {

@@ -203,12 +203,14 @@ static void keep_pool(void *context, const struct pool_row *row) {
     pools->rows[pools->count++] = *row;
 }
 
-enum pool_figure { WORKERS, QUEUED, TASKS, BUSY, BYTES_IN, BYTES_OUT, POOL_FIGURES };
+enum pool_figure { WORKERS, QUEUED, TASKS, CHUNKS, BUSY, BYTES_IN, BYTES_OUT, POOL_FIGURES };
 
 static void write_pool(const struct pool_row *row, enum pool_figure figure) {
     char pid[16], pool[24];
-    const uint64_t values[POOL_FIGURES] = {row->workers, row->queued,   row->tasks,
-                                           row->busy_ns, row->bytes_in, row->bytes_out};
+    const uint64_t values[POOL_FIGURES] = {
+        [WORKERS] = row->workers,    [QUEUED] = row->queued, [TASKS] = row->tasks,
+        [CHUNKS] = row->chunks,      [BUSY] = row->busy_ns,  [BYTES_IN] = row->bytes_in,
+        [BYTES_OUT] = row->bytes_out};
     const char *labels[] = {"pid", pid, "pool", pool, NULL};
     snprintf(pid, sizeof pid, "%u", row->pid);
     snprintf(pool, sizeof pool, "%llu", (unsigned long long)row->pool);
@@ -225,8 +227,10 @@ static void write_pools(const struct pools *pools) {
         const char *help;
     } families[POOL_FIGURES] = {
         [WORKERS] = {"workers", OPENMETRICS_GAUGE, "workers of the pool that live"},
-        [QUEUED] = {"queued", OPENMETRICS_GAUGE, "tasks that no worker has taken yet"},
-        [TASKS] = {"tasks", OPENMETRICS_COUNTER, "tasks done"},
+        [QUEUED] = {"queued_chunks", OPENMETRICS_GAUGE, "chunks that no worker has taken yet"},
+        [TASKS] = {"tasks", OPENMETRICS_COUNTER, "tasks done: calls of functions"},
+        [CHUNKS] = {"chunks", OPENMETRICS_COUNTER,
+                    "chunks done, which workers take at once: one task, or several of a map"},
         [BUSY] = {"busy_seconds", OPENMETRICS_COUNTER, "time in tasks, of all workers together"},
         [BYTES_IN] = {"in_bytes", OPENMETRICS_COUNTER, "bytes of tasks that went to workers"},
         [BYTES_OUT] = {"out_bytes", OPENMETRICS_COUNTER, "bytes of answers that came from workers"},

@@ -16,8 +16,9 @@ struct pool_row {
     uint32_t pid;  /* of its parent */
     uint64_t pool; /* its memory's number: no two pools have the same at one time */
     uint32_t workers;
-    uint64_t queued;                              /* tasks that no worker has taken yet */
-    uint64_t tasks, busy_ns, bytes_in, bytes_out; /* of all workers, since the pool began */
+    uint64_t queued; /* chunks that no worker has taken yet: each is a task, or several of a map */
+    /* Of all workers, since the pool began. */
+    uint64_t tasks, chunks, busy_ns, bytes_in, bytes_out;
 };
 
 typedef void pools_each(void *context, const struct pool_row *row);

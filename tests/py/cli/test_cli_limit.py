@@ -72,7 +72,10 @@ def test_all_limits_are_shown_with_default_and_use() -> None:
         assert rows[name]["used"] == status["gauges"][gauge], name
     assert rows["max_clients"]["default"] == rows["max_clients"]["value"] == 256
     assert rows["max_bytes"]["default"] is None
-    assert (rows["max_gpu_bytes"]["value"], rows["max_gpu_bytes"]["default"]) == (None, None)  # none is set
+    assert (rows["max_gpu_bytes"]["value"], rows["max_gpu_bytes"]["default"]) == (
+        None,
+        None,
+    )  # none is set
     assert all(row["used"] is None or row["used"] >= 0 for row in rows.values())
     assert (rows["max_client_slabs"]["used"], rows["max_client_slabs"]["used_by_pid"]) == (1, os.getpid())  # fmt: skip
     text = run("limit", "show").stdout

@@ -975,6 +975,17 @@ typedef struct cw_transit_info {
  * 96 are told. *count: how many were written; *total: how many there are. */
 int cw_transits_oldest(cw_client *client, cw_transit_info *out, uint32_t room, uint32_t *count,
                        uint64_t *total);
+/* Who keeps memory of a slab (cw_name_info's slab). */
+typedef struct cw_holders_info {
+    uint32_t holders;    /* clients that have an array in it open */
+    uint32_t listed;     /* of pids: at most 64 */
+    uint32_t references; /* the broker's own on its blocks: names, transits, forks, trees */
+    uint32_t owner_pid;  /* whose it is; 0: its maker has ended */
+    uint32_t pids[64];
+    uint64_t reserved[4];
+} cw_holders_info;
+/* -ESTALE: there is no such slab any more. */
+int cw_slab_holders(cw_client *client, uint32_t slab, cw_holders_info *out);
 /* Sets a limit of the broker (`cableway limit show` lists them) while it runs, until it ends.
  * *before, *now: its value (0 bytes become what they mean: half of the memory). One that is lower
  * than what is in use takes nothing away and refuses what is new. -EINVAL: no such limit, or out of

@@ -50,6 +50,17 @@ const char *monitor_state_text(enum monitor_state state);
  * frees each and the array. Reads the directory through /proc. 0 or negative. */
 int monitor_namespaces(struct monitor *monitor, char ***out, size_t *count);
 
+/*
+ * The names of all namespaces, or of one (NULL: all), that begin with prefix, sorted by namespace
+ * and name: each(context, namespace, name, record). Replicas of other nodes' names are left out,
+ * and what goes meanwhile. Reads the directory through /proc. A result of each() other than 0 ends
+ * it.
+ */
+typedef int monitor_on_name(void *context, const char *name_space, const char *name,
+                            const struct cw_found *found);
+int monitor_names(struct monitor *monitor, const char *name_space, const char *prefix,
+                  monitor_on_name *each, void *context);
+
 /* Opens one descriptor of another process by its number, read-only, if its link in /proc begins so
  * ("/memfd:cw-..."). Returns the descriptor; -ENOENT: it is none of these, or gone; or -EPERM. */
 int monitor_open_memfd(pid_t pid, const char *number, const char *prefix);

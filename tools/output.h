@@ -13,6 +13,12 @@
  * \xNN. The caller frees it. */
 char *output_safe(const char *text);
 
+/* text as one word of sh, which pasted into a shell means these very bytes: as it stands, in single
+ * quotes, or, with what a terminal must not see, by printf. It holds no line end. The caller frees
+ * it.
+ */
+char *output_word(const char *text);
+
 /* "512 B", "1.5 KiB", "256.0 MiB"; text holds at least OUTPUT_SHORT bytes. Returns text. */
 #define OUTPUT_SHORT 64
 char *output_size(uint64_t size_bytes, char *text);

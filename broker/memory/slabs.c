@@ -170,6 +170,7 @@ static void show(struct cwd_slab *slab) {
     CW_STORE(M1, &slab->table->device_kind, slab->info.device_kind, relaxed);
     CW_STORE(M1, &slab->table->device_uuid[0], uuid[0], relaxed);
     CW_STORE(M1, &slab->table->device_uuid[1], uuid[1], relaxed);
+    CW_STORE(M1, &slab->table->orphan_ns, slab->owner ? 0 : (uint64_t)cw_now_ns(), relaxed);
 }
 
 static void charge(struct cwd_slab *slab, struct cwd_session *owner) {

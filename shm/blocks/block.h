@@ -92,7 +92,7 @@ struct cw_block_table { /* a CW_SEGMENT_BLOCKS segment */
     cw_a32 device_kind; /* enum cw_device_kind */
     uint32_t reserved1;
     cw_a64 device_uuid[2]; /* as bytes; zero for the host */
-    uint64_t reserved2;
+    cw_a64 orphan_ns;      /* CLOCK_MONOTONIC when its owner went; 0: it has one */
     struct cw_block blocks[];
 };
 _Static_assert(sizeof(struct cw_block_table) == 128, "layout");

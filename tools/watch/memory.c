@@ -55,6 +55,7 @@ static bool read_table(const struct cw_segment *segment, struct memory_slab *out
     uint32_t capacity = *(volatile uint32_t *)&table->capacity;
     *out = (struct memory_slab){.slab = CW_LOAD(MON, &table->slab, relaxed),
                                 .owner = CW_LOAD(MON, &table->owner, relaxed),
+                                .orphan_ns = monitor_word(&table->orphan_ns),
                                 .size_bytes = *(volatile uint64_t *)&table->slab_bytes};
     name_device(table, out);
     count_blocks(table, capacity < room ? capacity : (uint32_t)room, out);

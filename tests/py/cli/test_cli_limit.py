@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -265,24 +264,6 @@ def test_a_stopped_broker_shows_its_limits_and_sets_none(broker_folder: Path) ->
         f"`kill -CONT {pid}`",
     ]
     assert shown("max_clients")["value"] == 256
-    assert x.nbytes == 8
-
-
-@pytest.mark.parametrize("command", [("ls",), ("leaks",), ("limit", "set", "max_client_waits", "1024"), ("limit", "show"), ("status",)], ids=" ".join)  # fmt: skip
-@pytest.mark.parametrize("seconds", [0.05, 0.8])
-def test_a_broker_that_is_stopped_for_a_moment_fails_no_command(
-    command: tuple[str, ...], seconds: float, broker_folder: Path
-) -> None:
-    x = cw.put("limit/x", [1])
-    pid = running_broker(broker_folder)
-    suspend(pid)
-    again = threading.Timer(seconds, os.kill, (pid, signal.SIGCONT))
-    again.start()
-    try:
-        done = run(*command)
-    finally:
-        again.join()
-    assert done.stderr in ("", f"cableway: the broker (pid {pid}) is stopped; waiting 2 s for it\n")
     assert x.nbytes == 8
 
 

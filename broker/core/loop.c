@@ -99,7 +99,7 @@ static void on_listen(struct cwd_broker *b) {
             continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            cwd_log("accepting a connection failed: %m; trying again in 0.1 s");
+            cwd_log_error(0, "accepting a connection failed: %m; trying again in 0.1 s");
             b->accept_after_ns = b->now_ns + ACCEPT_PAUSE_NS;
         }
         return; /* EAGAIN: none left; others concern a connection that is gone */

@@ -107,7 +107,8 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
         code = cwd_session_open(b, session, mail->fds[0], &bell_read);
     if (code) {
         CWD_COUNT(b, clients_refused);
-        cwd_log("refused a client (pid %d): %s", (int)session->pid, cw_detail());
+        cwd_log_error(session->pid, "refused a client (pid %d): %s", (int)session->pid,
+                      cw_detail());
         mail->head.op = CW_OP_HELLO;
         cwd_socket_reply(b, session, &mail->head, code, NULL, 0, NULL, 0);
         cwd_session_end(b, session);

@@ -41,7 +41,7 @@ struct cwd_session *cwd_session_find(struct cwd_broker *b, uint32_t id) {
 
 /* Its client finds the connection ended before a word was said, and tries again for a while. */
 static void turn_away(int sock) {
-    cwd_log("a client was turned away: there is no memory for one more");
+    cwd_log_error(0, "a client was turned away: there is no memory for one more");
     close(sock);
 }
 
@@ -301,7 +301,8 @@ void cwd_session_on_socket_end(struct cwd_broker *b, struct cwd_session *session
 }
 
 static void note_breach(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
-    cwd_log("dropped client %u (pid %d): %s", session->id, (int)session->pid, reason);
+    cwd_log_error(session->pid, "dropped client %u (pid %d): %s", session->id, (int)session->pid,
+                  reason);
     CWD_COUNT(b, clients_dropped);
 }
 

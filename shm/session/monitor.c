@@ -41,6 +41,8 @@ static const struct {
     [CW_LIMIT_pickle_seconds] = {0, 366ull * 86400},
     [CW_LIMIT_max_pickle_bytes] = {0, INT64_MAX},
     [CW_LIMIT_names_linger_seconds] = {0, 366ull * 86400},
+    [CW_LIMIT_max_log_lines] = {1, 1000000},
+    [CW_LIMIT_max_pid_log_lines] = {1, 1000000},
 };
 static const struct {
     const char *name, *what;

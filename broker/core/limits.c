@@ -41,16 +41,21 @@ static uint64_t half_of_memory(void) {
     return pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes / 2 : 1ull << 30;
 }
 
-/* What 0 bytes means. */
-static void settle_bytes(struct cwd_limits *limits) {
+/* What 0 means. */
+static void settle_values(struct cwd_limits *limits) {
     if (!limits->value[CW_LIMIT_max_bytes])
         limits->value[CW_LIMIT_max_bytes] = half_of_memory();
-    if (!limits->value[CW_LIMIT_max_user_bytes])
-        limits->user_bytes_follow = true;
-    if (limits->user_bytes_follow)
-        limits->value[CW_LIMIT_max_user_bytes] = limits->value[CW_LIMIT_max_bytes];
     if (!limits->value[CW_LIMIT_max_gpu_bytes])
         limits->value[CW_LIMIT_max_gpu_bytes] = INT64_MAX;
+    for (unsigned i = 0; i < CW_LIMIT_COUNT; i++) {
+        unsigned leader = cw_limit_leader(i);
+        if (leader == CW_LIMIT_COUNT)
+            continue;
+        if (!limits->value[i])
+            limits->follows[i] = true;
+        if (limits->follows[i])
+            limits->value[i] = limits->value[leader];
+    }
 }
 
 /* Raises RLIMIT_NOFILE for so many descriptors, as far as it goes. True: it is enough. */
@@ -70,7 +75,7 @@ static bool raise_files(uint64_t fds, struct rlimit *files) {
 
 int cwd_limits_settle(struct cwd_limits *limits, bool *lowered) {
     struct rlimit files;
-    settle_bytes(limits);
+    settle_values(limits);
     *lowered = false;
     if (raise_files(limits->value[CW_LIMIT_max_fds], &files))
         return 0;
@@ -114,9 +119,8 @@ int cwd_limits_change(struct cwd_broker *b, const char *name, uint32_t name_byte
                        (unsigned long long)value, FDS_SPARE, (unsigned long long)files.rlim_max,
                        (unsigned long long)(files.rlim_cur - FDS_SPARE));
     b->limits.value[which] = value;
-    if (which == CW_LIMIT_max_user_bytes)
-        b->limits.user_bytes_follow = value == 0;
-    settle_bytes(&b->limits);
+    b->limits.follows[which] = value == 0 && cw_limit_leader(which) != CW_LIMIT_COUNT;
+    settle_values(&b->limits);
     move_ends(b, &old);
     cwd_monitor_limits(b);
     *before = old.value[which];

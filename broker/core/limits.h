@@ -19,7 +19,7 @@ struct cwd_broker;
 
 struct cwd_limits {
     uint64_t value[CW_LIMIT_COUNT];
-    bool user_bytes_follow; /* max_user_bytes was not set by anybody: it is max_bytes */
+    bool follows[CW_LIMIT_COUNT]; /* nobody has set it: it is as its leader (cw_limit_leader()) */
 };
 
 void cwd_limits_init(struct cwd_limits *limits);

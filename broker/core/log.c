@@ -27,8 +27,9 @@
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
 
-#define PIDS_KNOWN 64u /* processes that have lately caused lines; another takes the oldest place  \
-                        */
+#define PIDS_KNOWN                                                                                 \
+    64u /* processes that have lately caused lines; another takes the oldest place                 \
+         */
 
 struct bucket { /* of lines that may be written: it fills by so many a second */
     double room;

@@ -113,6 +113,28 @@ static int check_numbers(const struct cw_slab_info *info) {
     return 0;
 }
 
+static bool exceeds(uint64_t used, uint64_t more, uint64_t limit) {
+    return more > limit || used > limit - more;
+}
+
+/* The broker's own bridge and mover keep what others asked for. */
+static bool is_own(const struct cwd_broker *b, const struct cwd_session *owner) {
+    return owner->pid == b->mover.pid || owner->pid == b->remote.pid;
+}
+
+enum cw_limit cwd_slab_share(struct cwd_broker *b, const struct cwd_session *owner,
+                             uint64_t more_bytes, uint64_t *used) {
+    enum cw_limit which = CW_LIMIT_max_client_bytes;
+    *used = owner->bytes;
+    if (!exceeds(*used, more_bytes, CWD_LIMIT(b, max_client_bytes))) {
+        which = CW_LIMIT_max_pid_bytes;
+        *used = cwd_sessions_bytes(b, owner->pid);
+    }
+    bool over = which == CW_LIMIT_max_client_bytes ||
+                exceeds(*used, more_bytes, CWD_LIMIT(b, max_pid_bytes));
+    return over && !is_own(b, owner) ? which : CW_LIMIT_COUNT;
+}
+
 /* May owner be charged with one more slab of these bytes? */
 static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_t bytes,
                         uint64_t more_bytes) {
@@ -122,15 +144,20 @@ static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_
                                 "client was asked for",
                                 owner->slabs);
     /* The user's share follows this one where it is not set: so this one is named first. */
-    if (more_bytes > CWD_LIMIT(b, max_bytes) || b->bytes > CWD_LIMIT(b, max_bytes) - more_bytes)
+    if (exceeds(b->bytes, more_bytes, CWD_LIMIT(b, max_bytes)))
         return cwd_limit_refuse(b, CW_LIMIT_max_bytes,
                                 "a slab of %llu bytes was asked for, %llu are in use",
                                 (unsigned long long)bytes, (unsigned long long)b->bytes);
-    if (more_bytes > CWD_LIMIT(b, max_user_bytes) ||
-        b->bytes > CWD_LIMIT(b, max_user_bytes) - more_bytes)
+    if (exceeds(b->bytes, more_bytes, CWD_LIMIT(b, max_user_bytes)))
         return cwd_limit_refuse(b, CW_LIMIT_max_user_bytes,
                                 "a slab of %llu bytes was asked for, %llu are in use",
                                 (unsigned long long)bytes, (unsigned long long)b->bytes);
+    uint64_t used;
+    enum cw_limit share = cwd_slab_share(b, owner, more_bytes, &used);
+    if (share != CW_LIMIT_COUNT)
+        return cwd_limit_refuse(b, share, "a slab of %llu bytes was asked for, %llu are this %s's",
+                                (unsigned long long)bytes, (unsigned long long)used,
+                                share == CW_LIMIT_max_client_bytes ? "client" : "process");
     return 0;
 }
 
@@ -485,7 +512,9 @@ int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
             owner->adopts_from = slab->id; /* each slab once: others are freed into meanwhile */
             return -EAGAIN;
         }
-        if (gap_of(slab, &looked) < wish->free_bytes)
+        uint64_t used;
+        if (gap_of(slab, &looked) < wish->free_bytes ||
+            cwd_slab_share(b, owner, slab->charge_bytes, &used) != CW_LIMIT_COUNT)
             continue;
         hand_over(b, slab, owner);
         *out = slab->info;

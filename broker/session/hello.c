@@ -84,6 +84,11 @@ static int check_room(struct cwd_broker *b, const struct cwd_session *session,
         return cwd_limit_refuse(b, CW_LIMIT_max_clients,
                                 "a client more than the %u that are connected asked to connect",
                                 b->clients);
+    unsigned of_process = cwd_sessions_of(b, session->pid);
+    if (of_process >= CWD_LIMIT(b, max_pid_clients))
+        return cwd_limit_refuse(b, CW_LIMIT_max_pid_clients,
+                                "process %d has %u clients connected and asked to connect one more",
+                                (int)session->pid, of_process);
     if (cwd_fds_held(b) + FDS_OF_CLIENT > CWD_LIMIT(b, max_fds))
         return cwd_limit_refuse(b, CW_LIMIT_max_fds,
                                 "a client needs %d descriptors more than the %llu that are held",

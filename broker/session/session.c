@@ -300,6 +300,20 @@ void cwd_session_on_socket_end(struct cwd_broker *b, struct cwd_session *session
     end_if_dead(b, session);
 }
 
+unsigned cwd_sessions_of(struct cwd_broker *b, pid_t pid) {
+    unsigned count = 0;
+    for (struct cwd_session *session = b->sessions; session; session = session->hh.next)
+        count += session->pid == pid && session->state == CWD_OPEN;
+    return count;
+}
+
+uint64_t cwd_sessions_bytes(struct cwd_broker *b, pid_t pid) {
+    uint64_t bytes = 0;
+    for (struct cwd_session *session = b->sessions; session; session = session->hh.next)
+        bytes += session->pid == pid ? session->bytes : 0;
+    return bytes;
+}
+
 static void note_breach(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
     cwd_log_error(session->pid, "dropped client %u (pid %d): %s", session->id, (int)session->pid,
                   reason);

@@ -33,6 +33,10 @@ struct cwd_remote_job;
 
 enum cwd_session_state { CWD_CONNECTING, CWD_OPEN, CWD_DETACHED, CWD_DROPPED };
 
+/* Of a process: how many of its sessions are open, and the bytes of slabs of all of them. */
+unsigned cwd_sessions_of(struct cwd_broker *broker, pid_t pid);
+uint64_t cwd_sessions_bytes(struct cwd_broker *broker, pid_t pid);
+
 struct cwd_session {
     uint32_t id; /* never used again within this run */
     enum cwd_session_state state;

@@ -41,6 +41,9 @@ static const struct {
     [CW_LIMIT_pickle_seconds] = {0, 366ull * 86400},
     [CW_LIMIT_max_pickle_bytes] = {0, INT64_MAX},
     [CW_LIMIT_names_linger_seconds] = {0, 366ull * 86400},
+    [CW_LIMIT_max_client_bytes] = {0, INT64_MAX},
+    [CW_LIMIT_max_pid_bytes] = {0, INT64_MAX},
+    [CW_LIMIT_max_pid_clients] = {0, CW_MONITOR_CLIENTS},
     [CW_LIMIT_max_log_lines] = {1, 1000000},
     [CW_LIMIT_max_pid_log_lines] = {1, 1000000},
 };
@@ -70,6 +73,19 @@ uint64_t cw_limit_default(enum cw_limit which) {
     CW_ASSERT(which < COUNT(limits));
     return limits[which].value;
 }
+unsigned cw_limit_leader(enum cw_limit which) {
+    switch (which) {
+    case CW_LIMIT_max_user_bytes:
+    case CW_LIMIT_max_client_bytes:
+    case CW_LIMIT_max_pid_bytes:
+        return CW_LIMIT_max_bytes;
+    case CW_LIMIT_max_pid_clients:
+        return CW_LIMIT_max_clients;
+    default:
+        return CW_LIMIT_COUNT;
+    }
+}
+
 uint64_t cw_limit_most(enum cw_limit which) {
     CW_ASSERT(which < COUNT(ranges));
     return ranges[which].most;

@@ -36,7 +36,10 @@
     X(max_pickle_bytes, 1073741824, "bytes of such arrays, after which the oldest end earlier")    \
     X(names_linger_seconds, 60, "seconds that names outlive the user's last client")               \
     X(max_log_lines, 20, "lines a second in the broker's log; at once 25 times as many")           \
-    X(max_pid_log_lines, 5, "of these, about one process")
+    X(max_pid_log_lines, 5, "of these, about one process")                                         \
+    X(max_client_bytes, 0, "bytes of slabs that one client made")                                  \
+    X(max_pid_bytes, 0, "bytes of slabs that all clients of one process made")                     \
+    X(max_pid_clients, 0, "clients connected at once of one process")
 
 /* Counters: X(name, what it counts). They only rise, within one run of the broker. */
 #define CW_COUNTERS(X)                                                                             \
@@ -159,6 +162,8 @@ struct cw_root { /* the root segment */
 const char *cw_limit_name(enum cw_limit which);
 const char *cw_limit_what(enum cw_limit which);
 uint64_t cw_limit_default(enum cw_limit which);
+/* Which one it is as large as while nobody has set it (or set it to 0); CW_LIMIT_COUNT: none. */
+unsigned cw_limit_leader(enum cw_limit which);
 uint64_t cw_limit_most(enum cw_limit which); /* that it may be set to */
 /* Is it a number of bytes? Else it counts, or is in seconds. */
 bool cw_limit_in_bytes(enum cw_limit which);

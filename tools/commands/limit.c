@@ -35,6 +35,11 @@ static uint64_t of_client(enum cw_limit limit, const struct client_row *row) {
         return row->slabs;
     case CW_LIMIT_max_client_transits:
         return row->transits;
+    case CW_LIMIT_max_client_bytes:
+    case CW_LIMIT_max_pid_bytes:
+        return row->bytes;
+    case CW_LIMIT_max_pid_clients:
+        return 1;
     default:
         return row->waits;
     }
@@ -49,6 +54,25 @@ static struct usage of_clients(struct cw_root *root, enum cw_limit limit) {
         usage.value = of_client(limit, &row);
         usage.pid = row.pid;
     }
+    return usage;
+}
+
+/* Of all clients of the process that has most. */
+static struct usage of_processes(struct cw_root *root, enum cw_limit limit) {
+    struct client_row *rows = calloc(CW_MONITOR_CLIENTS, sizeof *rows);
+    struct usage usage = {.known = true};
+    size_t count = 0;
+    CW_ASSERT(rows);
+    for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++)
+        count += clients_copy(root, i, &rows[count]);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t sum = 0;
+        for (size_t j = 0; j < count; j++)
+            sum += rows[j].pid == rows[i].pid ? of_client(limit, &rows[j]) : 0;
+        if (sum > usage.value)
+            usage = (struct usage){.known = true, .value = sum, .pid = rows[i].pid};
+    }
+    free(rows);
     return usage;
 }
 
@@ -71,8 +95,10 @@ static struct usage usage_of(struct cw_root *root, enum cw_limit limit) {
                                   .value = monitor_word(&root->gauges[gauges[i].gauge])};
     }
     if (limit == CW_LIMIT_max_client_slabs || limit == CW_LIMIT_max_client_transits ||
-        limit == CW_LIMIT_max_client_waits)
+        limit == CW_LIMIT_max_client_waits || limit == CW_LIMIT_max_client_bytes)
         return of_clients(root, limit);
+    if (limit == CW_LIMIT_max_pid_bytes || limit == CW_LIMIT_max_pid_clients)
+        return of_processes(root, limit);
     return (struct usage){.known = false};
 }
 
@@ -92,11 +118,14 @@ static char *in_unit(enum cw_limit limit, uint64_t value, char *text) {
 }
 
 static const char *default_of(enum cw_limit limit, char *text) {
+    unsigned leader = cw_limit_leader(limit);
+    if (leader != CW_LIMIT_COUNT) {
+        snprintf(text, OUTPUT_SHORT, "as %s", cw_limit_name(leader));
+        return text;
+    }
     switch (limit) {
     case CW_LIMIT_max_bytes:
         return "half of the memory";
-    case CW_LIMIT_max_user_bytes:
-        return "as max_bytes";
     case CW_LIMIT_max_gpu_bytes:
         return "none";
     default:
@@ -121,7 +150,8 @@ static void add_row(struct output_table *table, struct cw_root *root, enum cw_li
 static json_t *json_row(struct cw_root *root, enum cw_limit limit) {
     uint64_t by_default = cw_limit_default(limit);
     struct usage usage = usage_of(root, limit);
-    bool computed = by_default == 0 && cw_limit_in_bytes(limit);
+    bool computed =
+        cw_limit_leader(limit) != CW_LIMIT_COUNT || (by_default == 0 && cw_limit_in_bytes(limit));
     return json_pack("{s:s, s:o, s:o, s:o, s:o, s:s}", "name", cw_limit_name(limit), "value",
                      output_json_limit(monitor_word(&root->limits[limit])), "default",
                      computed ? json_null() : json_integer((json_int_t)by_default), "used",

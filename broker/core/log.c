@@ -24,28 +24,17 @@
 #include <unistd.h>
 
 #include "broker/core/errors.h"
+#include "broker/session/pace.h"
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
-
-#define PIDS_KNOWN                                                                                 \
-    64u /* processes that have lately caused lines; another takes the oldest place                 \
-         */
-
-struct bucket { /* of lines that may be written: it fills by so many a second */
-    double room;
-    int64_t filled_ns; /* 0: full */
-};
 
 static struct {
     int fd;        /* 0: standard error */
     int errors_fd; /* standard error, opened anew not to block; 0: not looked at yet, -1: a socket,
                     * or what cannot be opened */
     uint64_t lines, pid_lines; /* a second */
-    struct bucket all;
-    struct {
-        pid_t pid;
-        struct bucket bucket;
-    } pids[PIDS_KNOWN];
+    struct cwd_bucket all;
+    struct cwd_pace pace;
     uint64_t left_out;
     int folder_fd;
     uint64_t size_bytes;
@@ -119,39 +108,13 @@ static bool put_line(const char *line, size_t length) {
     return written;
 }
 
-static bool take(struct bucket *bucket, uint64_t lines, int64_t now_ns) {
-    double most = (double)(lines * CWD_LOG_AT_ONCE);
-    if (!bucket->filled_ns)
-        bucket->room = most;
-    else
-        bucket->room += (double)(now_ns - bucket->filled_ns) * 1e-9 * (double)lines;
-    bucket->filled_ns = now_ns;
-    if (bucket->room > most)
-        bucket->room = most;
-    if (bucket->room < 1)
-        return false;
-    bucket->room -= 1;
-    return true;
-}
-
-static struct bucket *bucket_of(pid_t pid) {
-    unsigned oldest = 0;
-    for (unsigned i = 0; i < PIDS_KNOWN; i++) {
-        if (log_state.pids[i].pid == pid)
-            return &log_state.pids[i].bucket;
-        if (log_state.pids[i].bucket.filled_ns < log_state.pids[oldest].bucket.filled_ns)
-            oldest = i;
-    }
-    log_state.pids[oldest].pid = pid;
-    log_state.pids[oldest].bucket = (struct bucket){.filled_ns = 0};
-    return &log_state.pids[oldest].bucket;
-}
-
 /* Of what a process has caused too much of, nothing is taken from the room of all. */
 static bool may_say(pid_t pid) {
     int64_t now_ns = cw_now_ns();
-    return (!pid || take(bucket_of(pid), log_state.pid_lines, now_ns)) &&
-           take(&log_state.all, log_state.lines, now_ns);
+    double lines = (double)log_state.lines, pid_lines = (double)log_state.pid_lines;
+    return (!pid ||
+            cwd_pace_take(&log_state.pace, pid, pid_lines, pid_lines * CWD_LOG_AT_ONCE, now_ns)) &&
+           cwd_bucket_take(&log_state.all, lines, lines * CWD_LOG_AT_ONCE, now_ns);
 }
 
 static size_t begin_line(char *line, size_t line_bytes) {

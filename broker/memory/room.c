@@ -6,6 +6,7 @@
 #include "broker/memory/room.h"
 
 #include "broker/broker.h"
+#include "broker/memory/slab_limits.h"
 #include "broker/memory/slabs.h"
 #include "broker/names/names.h"
 #include "broker/memory/reclaim.h"

@@ -56,10 +56,6 @@ int cwd_slab_add(struct cwd_broker *broker, struct cwd_session *owner,
  * tables were looked at, and others are still to be: ask in the next turn. */
 int cwd_slab_adopt(struct cwd_broker *broker, struct cwd_session *owner,
                    const struct cw_slab_request *wish, struct cw_slab_info *out);
-/* Which limit of one client, or of one process, so many bytes more of owner would exceed, and what
- * of it is in use; CW_LIMIT_COUNT: none. */
-enum cw_limit cwd_slab_share(struct cwd_broker *broker, const struct cwd_session *owner,
-                             uint64_t more_bytes, uint64_t *used);
 /* The owner gives it up or is gone: it becomes an orphan, its blocks are suspected. */
 void cwd_slab_orphan(struct cwd_broker *broker, struct cwd_slab *slab);
 /* Whether this block lives there with this generation, by the table: only a look. */

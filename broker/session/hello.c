@@ -6,6 +6,7 @@
  * belongs to session.c.
  */
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include "broker/memory/slabs.h"
 #include "broker/core/fd_class.h"
 #include "broker/core/log.h"
+#include "broker/core/loop.h"
 #include "broker/core/monitor.h"
 #include "broker/session/session.h"
 #include "broker/session/socket.h"
@@ -76,6 +78,33 @@ static bool is_admin(const struct cwd_broker *b, const struct cw_hello *hello) {
     return !strncmp(hello->comm, ADMIN_NAME, sizeof hello->comm) && b->admins < ADMIN_SPARE;
 }
 
+/*
+ * A process that is refused for a limit again and again is heard later, so that others keep the
+ * broker's time: an honest one tries again after a while, and one in a loop is slowed down to what
+ * costs nobody much. Its connection waits unread; one that ends meanwhile is closed without a look
+ * at what it said.
+ */
+#define REFUSED_PER_SECOND 10.0
+#define REFUSED_AT_ONCE    50.0
+#define REFUSED_PAUSE_NS   100000000
+
+bool cwd_hello_waits(struct cwd_broker *b, struct cwd_session *session) {
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    if (session->hello_after_ns)
+        return session->hello_after_ns > b->now_ns;
+    if (getsockopt(session->sock, SOL_SOCKET, SO_PEERCRED, &peer, &length) < 0 ||
+        !cwd_pace_is_spent(&b->refused, peer.pid, REFUSED_PER_SECOND, REFUSED_AT_ONCE, b->now_ns))
+        return false;
+    session->hello_after_ns = b->now_ns + REFUSED_PAUSE_NS;
+    cwd_loop_change(b, session->sock, CWD_EVENT_SOCKET, session->id, 0);
+    return true;
+}
+
+void cwd_hello_again(struct cwd_broker *b, struct cwd_session *session) {
+    cwd_loop_change(b, session->sock, CWD_EVENT_SOCKET, session->id, EPOLLIN | EPOLLRDHUP);
+}
+
 static int check_room(struct cwd_broker *b, const struct cwd_session *session,
                       const struct cw_hello *hello) {
     if (session->pid == b->mover.pid || session->pid == b->remote.pid || is_admin(b, hello))
@@ -112,6 +141,9 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
         code = cwd_session_open(b, session, mail->fds[0], &bell_read);
     if (code) {
         CWD_COUNT(b, clients_refused);
+        if (code == -EDQUOT && session->pid > 0)
+            cwd_pace_take(&b->refused, session->pid, REFUSED_PER_SECOND, REFUSED_AT_ONCE,
+                          b->now_ns);
         cwd_log_error(session->pid, "refused a client (pid %d): %s", (int)session->pid,
                       cw_detail());
         mail->head.op = CW_OP_HELLO;

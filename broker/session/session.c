@@ -365,6 +365,7 @@ void cwd_sessions_make_room(struct cwd_broker *b) {
         session = session->hh.next;
     if (!session)
         return;
+    session->hello_after_ns = b->now_ns; /* also of one that is to be heard later */
     cwd_socket_on_event(b, session);
     if (!session->ended && session->state == CWD_CONNECTING)
         cwd_session_refuse(b, session, "it said no HELLO, and others wait to connect");
@@ -378,6 +379,15 @@ int64_t cwd_sessions_expire(struct cwd_broker *b) {
     HASH_ITER(hh, b->sessions, session, following) {
         if (session->state != CWD_CONNECTING)
             continue;
+        if (session->hello_after_ns > b->now_ns) {
+            if (session->hello_after_ns < next_ns)
+                next_ns = session->hello_after_ns;
+            continue;
+        }
+        if (session->hello_after_ns && !session->hello_heard) {
+            session->hello_heard = true;
+            cwd_hello_again(b, session);
+        }
         if (b->now_ns >= session->hello_limit_ns)
             cwd_session_refuse(b, session, "no HELLO came in 5 s");
         else if (session->hello_limit_ns < next_ns)

@@ -49,7 +49,10 @@ struct cwd_session {
                        is a user */
     int sock, pidfd, doorbell, bell; /* -1 where there is none; bell: our write end */
     int64_t hello_limit_ns;
-    uint32_t unread; /* messages with descriptors since the client had read all */
+    int64_t
+        hello_after_ns; /* its HELLO is read then: its process was refused too often; 0: at once */
+    bool hello_heard;   /* that moment has come */
+    uint32_t unread;    /* messages with descriptors since the client had read all */
 
     struct cw_segment segment; /* the channel and the first lease table */
     struct cw_session *shared;

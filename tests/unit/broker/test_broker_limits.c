@@ -275,6 +275,36 @@ static void max_pid_clients(void **state) {
     raw_broker_remove(&broker);
 }
 
+/* Whoever is refused in a loop is heard ten times a second, others at once. */
+static void who_is_refused_again_and_again_is_heard_later(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_clients, 1);
+    struct raw_client held = client_open(), refused;
+    for (unsigned i = 0; i < 50; i++)
+        assert_int_equal(raw_connect(&broker, &refused), -EDQUOT);
+    int64_t begun_ns = cw_now_ns();
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(raw_connect(&broker, &refused), -EDQUOT);
+    assert_true(cw_now_ns() - begun_ns >= 500000000); /* some were given back meanwhile */
+    assert_says(refused.sentence, CW_LIMIT_max_clients, 1);
+    /* Connections that end while they wait cost nothing, and nothing of them stays. */
+    for (unsigned i = 0; i < 500; i++) {
+        int sock = raw_dial(&broker), pidfd = raw_pidfd(getpid());
+        assert_int_equal(raw_say_hello(sock, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, pidfd), 0);
+        close(pidfd);
+        close(sock);
+    }
+    assert_int_equal(of_another_process(false), -EDQUOT);
+    assert_int_equal(raw_ping(&held), 0);
+    /* There is room: it gets in, at the latest when it is heard. */
+    raw_bye(&held);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 0));
+    held = client_open();
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_fds) == 4));
+    raw_bye(&held);
+    raw_broker_remove(&broker);
+}
+
 static void max_user_bytes(void **state) {
     (void)state;
     slabs_up_to(CW_LIMIT_max_user_bytes, 2200000, 2);
@@ -379,6 +409,7 @@ int main(void) {
         cmocka_unit_test(max_client_bytes),
         cmocka_unit_test(max_pid_bytes),
         cmocka_unit_test(max_pid_clients),
+        cmocka_unit_test(who_is_refused_again_and_again_is_heard_later),
         cmocka_unit_test(max_fds),
         cmocka_unit_test(max_client_leases),
         cmocka_unit_test(max_client_waits),

@@ -18,17 +18,22 @@ static bool is_own(const struct cwd_broker *b, const struct cwd_session *owner) 
     return owner->pid == b->mover.pid || owner->pid == b->remote.pid;
 }
 
+/* One that nobody has set bounds no more than max_bytes does. */
+static bool is_over(const struct cwd_broker *b, enum cw_limit which, uint64_t used, uint64_t more) {
+    return !b->limits.follows[which] && exceeds(used, more, b->limits.value[which]);
+}
+
 enum cw_limit cwd_slab_share(struct cwd_broker *b, const struct cwd_session *owner,
                              uint64_t more_bytes, uint64_t *used) {
-    enum cw_limit which = CW_LIMIT_max_client_bytes;
     *used = owner->bytes;
-    if (!exceeds(*used, more_bytes, CWD_LIMIT(b, max_client_bytes))) {
-        which = CW_LIMIT_max_pid_bytes;
-        *used = cwd_sessions_bytes(b, owner->pid);
-    }
-    bool over = which == CW_LIMIT_max_client_bytes ||
-                exceeds(*used, more_bytes, CWD_LIMIT(b, max_pid_bytes));
-    return over && !is_own(b, owner) ? which : CW_LIMIT_COUNT;
+    if (is_own(b, owner))
+        return CW_LIMIT_COUNT;
+    if (is_over(b, CW_LIMIT_max_client_bytes, *used, more_bytes))
+        return CW_LIMIT_max_client_bytes;
+    *used = cwd_sessions_bytes(b, owner->pid);
+    if (is_over(b, CW_LIMIT_max_pid_bytes, *used, more_bytes))
+        return CW_LIMIT_max_pid_bytes;
+    return CW_LIMIT_COUNT;
 }
 
 int cwd_slab_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_t bytes,

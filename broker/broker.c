@@ -23,6 +23,7 @@
 #include "broker/memory/holds.h"
 #include "broker/roles/copy_jobs.h"
 #include "broker/names/routes.h"
+#include "broker/core/errors.h"
 #include "broker/core/log.h"
 #include "broker/core/loop.h"
 #include "broker/core/monitor.h"
@@ -55,7 +56,7 @@ static int make_root(struct cwd_broker *b) {
     code = cw_alive_begin(&b->alive, &b->root->alive);
     if (code)
         return code;
-    code = cw_directory_writer_new(&b->root->directory, cwd_limit_most(CW_LIMIT_max_names),
+    code = cw_directory_writer_new(&b->root->directory, cw_limit_most(CW_LIMIT_max_names),
                                    b->instance, &b->directory);
     if (code == 0)
         code = cwd_closer_new(b->closed_fd, &b->closer);
@@ -112,10 +113,12 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     cwd_log("cablewayd %s listens at %s, instance %llu", CW_VERSION, b->address.socket_path,
             (unsigned long long)b->instance);
     if (fds_lowered)
-        cwd_log("max_fds is %llu: the program that started this broker allows no more (hard limit "
-                "on open files, ulimit -Hn), and this holds for all its clients; if that is too "
-                "little, end it (cableway stop) and start it where more are allowed",
-                (unsigned long long)CWD_LIMIT(b, max_fds));
+        cwd_log_error(
+            0,
+            "max_fds is %llu: the program that started this broker allows no more (hard limit "
+            "on open files, ulimit -Hn), and this holds for all its clients; if that is too "
+            "little, end it (cableway stop) and start it where more are allowed",
+            (unsigned long long)CWD_LIMIT(b, max_fds));
     *exit_code = CWD_EXIT_OK;
     return 0;
 
@@ -151,6 +154,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
     b->closer = b->untrusted_closer = NULL;
     cw_directory_writer_free(b->directory);
     b->directory = NULL;
+    cwd_errors_at(NULL);
     cw_segment_close(&b->root_segment);
     b->root = NULL;
     cwd_verdict_deinit(b);

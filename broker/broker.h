@@ -18,6 +18,7 @@
 #include "broker/memory/reclaim.h"
 #include "broker/roles/remote.h"
 #include "broker/roles/verdict.h"
+#include "broker/session/pace.h"
 #include "ipc/request/address.h"
 #include "shm/base/alive.h"
 #include "shm/session/monitor.h"
@@ -87,9 +88,10 @@ struct cwd_broker {
     struct cwd_session *ended;    /* to be freed at the end of the turn */
     struct cwd_session *dropped;  /* to be settled at the end of the turn, before that */
     uint32_t next_session;
-    uint32_t clients;    /* sessions that said HELLO and have not ended */
-    uint32_t admins;     /* of these, who came to change a limit (hello.c) */
-    uint32_t connecting; /* sessions that did not say HELLO yet */
+    uint32_t clients;        /* sessions that said HELLO and have not ended */
+    struct cwd_pace refused; /* clients of each process (hello.c) */
+    uint32_t admins;         /* of these, who came to change a limit (hello.c) */
+    uint32_t connecting;     /* sessions that did not say HELLO yet */
     int64_t last_client_ns;
 
     /* slabs.c */

@@ -57,7 +57,8 @@ static void print_help(void) {
         "  --help               print this and end\n"
         "\n"
         "Limits, as KEY = NUMBER under [limits] in the configuration, or in the environment as\n"
-        "CABLEWAY_KEY in capitals, which is the stronger (0 bytes: half of the memory):\n");
+        "CABLEWAY_KEY in capitals, which is the stronger. Bytes may end in KiB, MiB, GiB or TiB\n"
+        "(0 bytes: half of the memory):\n");
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
         printf("  %-22s %-9llu %s\n", cw_limit_name(i), (unsigned long long)cw_limit_default(i),
                cw_limit_what(i));

@@ -975,6 +975,17 @@ typedef struct cw_transit_info {
  * 96 are told. *count: how many were written; *total: how many there are. */
 int cw_transits_oldest(cw_client *client, cw_transit_info *out, uint32_t room, uint32_t *count,
                        uint64_t *total);
+/* Who keeps memory of a slab (cw_name_info's slab). */
+typedef struct cw_holders_info {
+    uint32_t holders;    /* clients that have an array in it open */
+    uint32_t listed;     /* of pids: at most 64 */
+    uint32_t references; /* the broker's own on its blocks: names, transits, forks, trees */
+    uint32_t owner_pid;  /* whose it is; 0: its maker has ended */
+    uint32_t pids[64];
+    uint64_t reserved[4];
+} cw_holders_info;
+/* -ESTALE: there is no such slab any more. */
+int cw_slab_holders(cw_client *client, uint32_t slab, cw_holders_info *out);
 /* Sets a limit of the broker (`cableway limit show` lists them) while it runs, until it ends.
  * *before, *now: its value (0 bytes become what they mean: half of the memory). One that is lower
  * than what is in use takes nothing away and refuses what is new. -EINVAL: no such limit, or out of
@@ -1352,7 +1363,8 @@ typedef struct cw_worker_info {
     uint64_t bytes_in; /* of the tasks' data and what goes with it */
     uint64_t bytes_out;
     uint64_t failed; /* of the tasks: cw_worker_fail() was said of them */
-    uint64_t reserved[2];
+    uint64_t calls;  /* of functions, that it told by cw_worker_called() */
+    uint64_t reserved[1];
 } cw_worker_info;
 
 /* Bytes of memory for a pool: workers from 1 to CW_POOL_WORKERS_MAX, cells (tasks under way) from
@@ -1500,6 +1512,8 @@ const void *cw_worker_function(cw_worker *worker, const cw_task *task);
 int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in, uint64_t extra_out);
 /* Counts a failed task: its answer is an error. As cw_worker_answer(). */
 void cw_worker_fail(cw_worker *worker);
+/* Counts calls of the caller's functions, of which a task may hold many. The thread that takes. */
+void cw_worker_called(cw_worker *worker, uint64_t calls);
 /*
  * The next answer needs the worker to stay: memory goes with it that this process alone keeps until
  * the parent has opened it. The parent ends that by cw_pool_release(), once for each such answer.

@@ -266,6 +266,7 @@ _Static_assert(sizeof(struct cw_limit_set) == 16 && sizeof(struct cw_limit_reply
                    sizeof(struct cw_transit_told) == 72 && sizeof(struct cw_transits_reply) == 16 &&
                    24 + 16 + CW_TRANSITS_TOLD * sizeof(struct cw_transit_told) <= CW_MESSAGE_MAX,
                "layout");
+#define CW_BLOCK_ANY UINT32_MAX /* HOLDERS: any block of the slab, whatever its generation */
 struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uint32_t each */
     uint32_t holders; /* clients that hold a lease on it */
     uint32_t listed;
@@ -275,7 +276,6 @@ struct cw_holders {   /* HOLDERS reply; then count (at most 64 listed) pids, uin
     uint32_t reserved;
     uint8_t device_uuid[16];
 };
-
 #define CW_BLOCKS_ASKED 240u
 struct cw_block_name {
     uint32_t slab, block;

@@ -84,7 +84,7 @@ DEFAULTS = [
 
 TOP = {
     ".ci", ".clang-format", ".clang-tidy", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
-    "README.md", "broker", "docs", "ipc", "py", "shm", "tests", "tools",
+    "README.md", "SECURITY.md", "broker", "docs", "ipc", "py", "shm", "tests", "tools",
 }  # fmt: skip
 
 # Headers that one place alone may name.

@@ -81,7 +81,10 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "tools/npy": ("shm/base", "ipc/cableway.h"),
     "tools/run": ("shm/base", "ipc/cableway.h", "tools"),
     "tools/safetensors": ("shm/base", "ipc/cableway.h", "tools/npy"),
-    "tools/watch": ("shm/base", "shm/session", "shm/blocks", "ipc/wire.h", "ipc/base/device.h", "ipc/tasks/pool_parts.h", "ipc/tasks/queue_head.h", "tools"),
+    "tools/watch": (
+        "shm/base", "shm/session", "shm/blocks", "ipc/cableway.h", "ipc/wire.h", "ipc/base/device.h", "ipc/base/name_key.h",
+        "ipc/tasks/pool_parts.h", "ipc/tasks/queue_head.h", "tools",
+    ),
     # The benchmarks of TLS speak the protocol of nodes.
     "tools/bench/programs": ("shm/base", "shm/session", "ipc/cableway.h", "ipc/base/meta.h", "broker/bridge/wire/frame.h"),
     "py/csrc": ("ipc/cableway.h",),

@@ -11,7 +11,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "shm/base/wait.h"
 #include "tools/monitor.h"
 #include "tools/output.h"
 
@@ -48,6 +50,11 @@ static const struct option_row option_rows[] = {
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
 #define HELP_VALUE  1000
 #define OPEN_TRIES  1000u
+
+/* How long a command waits for a broker that is stopped or hangs, and after how long it says so. */
+#define ANSWER_SECONDS      2.0
+#define ANSWER_NOTE_SECONDS 0.2
+#define ANSWER_NAP_NS       10000000
 
 static void print_help(const struct cli_command *command) {
     printf("Usage: cableway %s %s%s%s\n\n%s\n", command->name,
@@ -256,12 +263,24 @@ int cli_result(int result) {
     return cli_error(exit_code_of(result), "%s", cw_error());
 }
 
+static char changed[256]; /* what this command has done, whatever becomes of its output */
+
+void cli_changed(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(changed, sizeof changed, format, arguments);
+    va_end(arguments);
+}
+
 int cli_finish(int code) {
     errno = 0;
     if (!fflush(stdout) && !ferror(stdout))
         return code;
     if (errno == EPIPE || errno == 0)
         return code;
+    if (*changed)
+        return cli_error(CLI_FAILED, "%s; that is done, only writing it to the output failed: %s",
+                         changed, strerror(errno));
     return cli_error(CLI_FAILED, "writing the output failed: %s", strerror(errno));
 }
 
@@ -269,9 +288,27 @@ int cli_connect(const struct cli *cli, bool start, cw_client **out) {
     return cli_connect_to(cli->name_space, start, out);
 }
 
-/* Is there a broker that may answer? The lock file tells at once, where connecting would time out.
- * CLI_OK, or the exit code after the error was printed. */
-static int check_broker(bool start) {
+static void nap(void) {
+    struct timespec time = {.tv_nsec = ANSWER_NAP_NS};
+    nanosleep(&time, NULL);
+}
+
+/* It has not answered for so long: what that is, and first of all what loses nothing. */
+static int no_answer(int pid, enum monitor_state state, char letter, double still_seconds) {
+    if (state == MONITOR_STOPPED)
+        return cli_error(CLI_FAILED,
+                         "the broker (pid %d) does not answer; it is stopped (state %c). Let it go "
+                         "on, nothing is lost by that: `kill -CONT %d`",
+                         pid, letter, pid);
+    return cli_error(CLI_FAILED,
+                     "the broker (pid %d) does not answer; it hangs (state %c), for %.0f s in one "
+                     "turn of its loop. Try again later: a machine short of memory or CPU makes it "
+                     "slow. `cableway status` shows how it is; if it never comes back, `cableway "
+                     "stop --force` ends it, and all names are lost",
+                     pid, letter, still_seconds);
+}
+
+int cli_check_broker(bool start) {
     struct monitor monitor;
     double still_seconds;
     int code = monitor_open(&monitor);
@@ -279,19 +316,30 @@ static int check_broker(bool start) {
         return cli_error(CLI_NO_BROKER, "%s", cw_error());
     if (code)
         return CLI_OK; /* connecting will say more */
-    enum monitor_state state = monitor_look(&monitor, &still_seconds);
     int pid = (int)monitor.lock.pid;
+    bool told = false;
+    enum monitor_state state;
+    for (int64_t begun_ns = cw_now_ns();; nap()) {
+        double waited = (double)(cw_now_ns() - begun_ns) * 1e-9;
+        state = monitor_look(&monitor, &still_seconds);
+        code = CLI_OK;
+        if (state != MONITOR_STOPPED && state != MONITOR_HANGS)
+            break;
+        if (waited >= ANSWER_SECONDS) {
+            code = no_answer(pid, state, monitor_process_state(&monitor), still_seconds);
+            break;
+        }
+        if (!told && waited >= ANSWER_NOTE_SECONDS)
+            cli_note("cableway: the broker (pid %d) %s; waiting %g s for it", pid,
+                     state == MONITOR_STOPPED ? "is stopped" : "does not answer", ANSWER_SECONDS);
+        told |= waited >= ANSWER_NOTE_SECONDS;
+    }
     monitor_close(&monitor);
-    if (state == MONITOR_STOPPED || state == MONITOR_HANGS)
-        return cli_error(CLI_FAILED,
-                         "the broker (pid %d) does not answer, it %s; cableway status tells more, "
-                         "cableway stop --force ends it",
-                         pid, state == MONITOR_STOPPED ? "is stopped by a signal" : "hangs");
-    return CLI_OK;
+    return code;
 }
 
 int cli_connect_to(const char *name_space, bool start, cw_client **out) {
-    int code = check_broker(start);
+    int code = cli_check_broker(start);
     if (code)
         return code;
     return cli_result(cw_connect(NULL, name_space, start ? 0 : CW_CONNECT_NO_START, out));

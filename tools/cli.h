@@ -101,6 +101,7 @@ int cmd_top(const struct cli *cli);
 int cmd_metrics(const struct cli *cli);
 int cmd_leaks(const struct cli *cli);
 int cmd_limit(const struct cli *cli);
+int cmd_log(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with
@@ -117,14 +118,22 @@ void cli_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void cli_note_lifetime(const struct cli *cli, const char *name);
 /* Prints cw_error() and returns the exit code that belongs to a result of cableway.h. */
 int cli_result(int result);
+/* What the command has changed, as a sentence without its end. If the output then cannot be
+ * written, the error says that it is done all the same. */
+void cli_changed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Flushes stdout. A reader that went away (`| head`) is no error: it had enough. */
 int cli_finish(int code);
 
 /* Connects to the broker that runs; start: starts one if none does. namespace as the options say.
- * Returns CLI_OK and *out (cw_client_unref), or the exit code after the error was printed. */
+ * Waits a moment (2 s) for one that is stopped or hangs, and says so. Returns CLI_OK and *out
+ * (cw_client_unref), or the exit code after the error was printed. */
 int cli_connect(const struct cli *cli, bool start, cw_client **out);
 /* The same with a namespace of its own (NULL: the environment's). */
 int cli_connect_to(const char *name_space, bool start, cw_client **out);
+
+/* Is there a broker that answers, now or within 2 s? Its page tells, where connecting would time
+ * out. start: none may run. CLI_OK, or the exit code after the error was printed. */
+int cli_check_broker(bool start);
 
 /* What lies under a name: an array, read-only, or a tree; the other one is NULL. As cw_get() and
  * cw_tree_get(). */

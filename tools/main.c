@@ -43,6 +43,11 @@ static const struct cli_command commands[] = {
      "in cableway.conf (see cablewayd(1)). A limit that is lower than what is in use takes nothing "
      "away.\n",
      CLI_JSON, 1, 3, cmd_limit},
+    {"log", "", "Show the errors of the broker: each kind once, how often and when.",
+     "Reads the monitor page alone and asks nobody: works also when the broker is stopped or "
+     "hangs, and\n"
+     "where its log left lines out.\n",
+     CLI_JSON, 0, 0, cmd_log},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL | CLI_OLD, 0, 1, cmd_ls},
     {"stat", "NAME", "Show all that is known about one name.",

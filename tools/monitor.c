@@ -21,7 +21,7 @@
 #include "shm/base/pidfd.h"
 #include "shm/base/wait.h"
 
-#define NAMESPACES_MAX 100000u
+#define READ_TURNS 10u /* of the directory, which is built anew under us */
 
 static int none_runs(const struct cw_address *address) {
     return cw_fail(-ENOENT, "no broker runs (none listens at %.300s)", address->socket_path);
@@ -142,6 +142,10 @@ enum monitor_state monitor_look(const struct monitor *monitor, double *still_sec
     return *still_seconds > MONITOR_HANG_SECONDS ? MONITOR_HANGS : MONITOR_RUNNING;
 }
 
+char monitor_process_state(const struct monitor *monitor) {
+    return process_state(monitor->lock.pid);
+}
+
 const char *monitor_state_text(enum monitor_state state) {
     switch (state) {
     case MONITOR_IDLE:
@@ -186,54 +190,131 @@ static int fetch_segment(void *context, uint32_t kind, uint64_t which, struct cw
     return code;
 }
 
-static int compare_texts(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
+/* ---- names ---- */
+
+/* Keys of the directory, each a namespace, a zero and a name; terminated. */
+struct keys {
+    char **keys;
+    size_t count, room;
+};
+
+static void keys_forget(struct keys *keys) {
+    for (size_t i = 0; i < keys->count; i++)
+        free(keys->keys[i]);
+    keys->count = 0;
 }
 
-/* Adds the key's namespace if it is not the last one added: names of one namespace often lie
- * together. */
-static int add_namespace(const struct cw_found *found, char **texts, size_t *count) {
-    size_t length = strnlen(found->key, found->entry.key_bytes);
-    if (length > CW_NAMESPACE_MAX || length == found->entry.key_bytes)
-        return 0; /* no key of ours */
-    for (size_t i = *count; i-- > 0;) {
-        if (!strcmp(texts[i], found->key))
-            return 0;
+static const char *name_in(const char *key) {
+    return key + strlen(key) + 1;
+}
+
+static size_t key_length(const char *key) {
+    const char *name = name_in(key);
+    return (size_t)(name - key) + strlen(name);
+}
+
+static void keys_add(struct keys *keys, const struct cw_found *found) {
+    size_t length = found->entry.key_bytes, space = strnlen(found->key, length);
+    if (space > CW_NAMESPACE_MAX || space == length)
+        return; /* no key of ours */
+    if (found->key[space + 1] == '/')
+        return; /* a replica, whose name is its owner's */
+    if (keys->count == keys->room) {
+        keys->room = keys->room ? 2 * keys->room : 64;
+        keys->keys = realloc(keys->keys, keys->room * sizeof *keys->keys);
+        CW_ASSERT(keys->keys);
     }
-    if (*count == NAMESPACES_MAX)
-        return cw_fail(-EDQUOT, "there are more than %u namespaces", NAMESPACES_MAX);
-    texts[*count] = strndup(found->key, length);
-    CW_ASSERT(texts[*count]);
-    ++*count;
-    return 0;
+    char *key = malloc(length + 1);
+    CW_ASSERT(key);
+    memcpy(key, found->key, length);
+    key[length] = 0;
+    keys->keys[keys->count++] = key;
+}
+
+static int compare_keys(const void *a, const void *b) {
+    const char *first = *(char *const *)a, *second = *(char *const *)b;
+    int order = strcmp(first, second);
+    return order ? order : strcmp(name_in(first), name_in(second));
+}
+
+/* All keys, sorted. */
+static int keys_read(struct cw_directory_reader *reader, struct keys *out) {
+    struct cw_found *found = malloc(sizeof *found);
+    CW_ASSERT(found);
+    int code = -EAGAIN;
+    for (unsigned turn = 0; (code == -EAGAIN || code == -ECONNRESET) && turn < READ_TURNS; turn++) {
+        uint64_t cursor = 0;
+        keys_forget(out);
+        while ((code = cw_directory_next(reader, &cursor, found)) == 1)
+            keys_add(out, found);
+    }
+    free(found);
+    if (code == 0 && out->count)
+        qsort(out->keys, out->count, sizeof *out->keys, compare_keys);
+    return code;
+}
+
+static int tell_keys(struct cw_directory_reader *reader, const struct keys *keys,
+                     const char *name_space, const char *prefix, monitor_on_name *each,
+                     void *context) {
+    struct cw_found *found = malloc(sizeof *found);
+    int code = 0;
+    CW_ASSERT(found);
+    for (size_t i = 0; i < keys->count && code == 0; i++) {
+        const char *key = keys->keys[i], *name = name_in(key);
+        if ((name_space && strcmp(key, name_space) != 0) ||
+            strncmp(name, prefix, strlen(prefix)) != 0)
+            continue;
+        code = cw_directory_find(reader, key, key_length(key), found);
+        if (code == 0)
+            code = each(context, key, name, found);
+        else if (code == -ENOENT)
+            code = 0;
+    }
+    free(found);
+    return code;
+}
+
+int monitor_names(struct monitor *monitor, const char *name_space, const char *prefix,
+                  monitor_on_name *each, void *context) {
+    struct cw_directory_reader *reader = malloc(sizeof *reader);
+    struct keys keys = {.keys = NULL};
+    CW_ASSERT(reader);
+    cw_directory_reader_init(reader, &monitor->root->directory, fetch_segment, monitor);
+    int code = keys_read(reader, &keys);
+    if (code == 0)
+        code = tell_keys(reader, &keys, name_space, prefix, each, context);
+    cw_directory_reader_deinit(reader);
+    free(reader);
+    keys_forget(&keys);
+    free(keys.keys);
+    return code;
 }
 
 int monitor_namespaces(struct monitor *monitor, char ***out, size_t *count) {
-    char **texts = calloc(NAMESPACES_MAX, sizeof *texts);
     struct cw_directory_reader *reader = malloc(sizeof *reader);
-    struct cw_found *found = malloc(sizeof *found);
-    CW_ASSERT(texts && reader && found);
-    size_t used = 0;
-    int code = -EAGAIN;
+    struct keys keys = {.keys = NULL};
+    CW_ASSERT(reader);
     cw_directory_reader_init(reader, &monitor->root->directory, fetch_segment, monitor);
-    for (unsigned turn = 0; (code == -EAGAIN || code == -ECONNRESET) && turn < 10; turn++) {
-        uint64_t cursor = 0;
-        while ((code = cw_directory_next(reader, &cursor, found)) == 1) {
-            code = add_namespace(found, texts, &used);
-            if (code)
-                break;
-        }
-    }
+    int code = keys_read(reader, &keys);
     cw_directory_reader_deinit(reader);
     free(reader);
-    free(found);
+    char **texts = calloc(keys.count + 1, sizeof *texts);
+    CW_ASSERT(texts);
+    size_t used = 0;
+    for (size_t i = 0; code == 0 && i < keys.count; i++) {
+        if (used && !strcmp(texts[used - 1], keys.keys[i]))
+            continue;
+        texts[used] = strdup(keys.keys[i]);
+        CW_ASSERT(texts[used]);
+        used++;
+    }
+    keys_forget(&keys);
+    free(keys.keys);
     if (code) {
-        for (size_t i = 0; i < used; i++)
-            free(texts[i]);
         free(texts);
         return code;
     }
-    qsort(texts, used, sizeof *texts, compare_texts);
     *out = texts;
     *count = used;
     return 0;

@@ -42,11 +42,24 @@ void monitor_close(struct monitor *monitor);
 
 /* How it is; *still_seconds: since when its heartbeat stands, < 0 where nobody can say. */
 enum monitor_state monitor_look(const struct monitor *monitor, double *still_seconds);
+/* The state letter of its process, as /proc has it (T: stopped); 0: it has ended. */
+char monitor_process_state(const struct monitor *monitor);
 const char *monitor_state_text(enum monitor_state state);
 
 /* The namespaces that hold names, sorted, each once; *out: count terminated strings, the caller
  * frees each and the array. Reads the directory through /proc. 0 or negative. */
 int monitor_namespaces(struct monitor *monitor, char ***out, size_t *count);
+
+/*
+ * The names of all namespaces, or of one (NULL: all), that begin with prefix, sorted by namespace
+ * and name: each(context, namespace, name, record). Replicas of other nodes' names are left out,
+ * and what goes meanwhile. Reads the directory through /proc. A result of each() other than 0 ends
+ * it.
+ */
+typedef int monitor_on_name(void *context, const char *name_space, const char *name,
+                            const struct cw_found *found);
+int monitor_names(struct monitor *monitor, const char *name_space, const char *prefix,
+                  monitor_on_name *each, void *context);
 
 /* Opens one descriptor of another process by its number, read-only, if its link in /proc begins so
  * ("/memfd:cw-..."). Returns the descriptor; -ENOENT: it is none of these, or gone; or -EPERM. */

@@ -26,7 +26,7 @@ static json_t *number_if(bool told, uint64_t number) {
     return told ? json_integer((json_int_t)number) : json_null();
 }
 
-json_t *names_json(const char *name, const cw_name_info *info, const char *name_space) {
+json_t *names_json(const char *name, const cw_name_info *info, const char *name_space, bool held) {
     bool here = *info->device;
     bool known = *info->dtype; /* else its description cannot be read */
     json_t *shape = known ? json_array() : json_null();
@@ -38,8 +38,9 @@ json_t *names_json(const char *name, const cw_name_info *info, const char *name_
                      *info->device_uuid ? output_json_text(info->device_uuid) : json_null(),
                      "shape", shape, "dtype", known ? output_json_text(info->dtype) : json_null(),
                      "bytes", (json_int_t)info->nbytes, "owner_pid",
-                     number_if(here, info->owner_pid), "holders", number_if(here, info->holders),
-                     "references", number_if(here, info->references), "slab",
-                     number_if(here, info->slab), "created_ns", (json_int_t)info->created_ns,
-                     "age_seconds", output_age_seconds(info->created_ns), "keep", info->keep != 0);
+                     number_if(here, info->owner_pid), "holders",
+                     number_if(here && held, info->holders), "references",
+                     number_if(here && held, info->references), "slab", number_if(here, info->slab),
+                     "created_ns", (json_int_t)info->created_ns, "age_seconds",
+                     output_age_seconds(info->created_ns), "keep", info->keep != 0);
 }

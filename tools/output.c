@@ -65,6 +65,47 @@ char *output_safe(const char *text) {
     return safe;
 }
 
+static bool is_plain(char character) {
+    return (character >= 'a' && character <= 'z') || (character >= 'A' && character <= 'Z') ||
+           (character >= '0' && character <= '9') || (character && strchr("_./:@%+,-", character));
+}
+
+/* A format of printf, in double quotes: all that is not plain in octal. */
+static char *printf_word(const char *text) {
+    char *word = malloc(4 * strlen(text) + 16), *to = word;
+    CW_ASSERT(word);
+    to += sprintf(to, "\"$(printf '");
+    for (; *text; text++)
+        to += is_plain(*text) && *text != '%' && *text != '-'
+                  ? sprintf(to, "%c", *text)
+                  : sprintf(to, "\\%03o", (unsigned char)*text);
+    strcpy(to, "')\"");
+    return word;
+}
+
+char *output_word(const char *text) {
+    char *safe = output_safe(text), *word = safe, *to;
+    size_t plain = 0;
+    bool harmless = strcmp(safe, text) == 0;
+    while (is_plain(text[plain]))
+        plain++;
+    if (harmless && *text && !text[plain])
+        return word;
+    free(safe);
+    if (!harmless)
+        return printf_word(text);
+    word = to = malloc(4 * strlen(text) + 3);
+    CW_ASSERT(word);
+    *to++ = '\'';
+    for (; *text; text++) {
+        if (*text == '\'')
+            to += sprintf(to, "'\\'");
+        *to++ = *text;
+    }
+    strcpy(to, "'");
+    return word;
+}
+
 /* How many columns of a terminal a safe text takes. */
 static size_t width(const char *text) {
     size_t columns = 0;
@@ -201,6 +242,10 @@ void output_table_deinit(struct output_table *table) {
         free(table->cells[i]);
     free(table->cells);
     *table = (struct output_table){0};
+}
+
+json_t *output_json_limit(uint64_t limit) {
+    return limit == INT64_MAX ? json_null() : json_integer((json_int_t)limit);
 }
 
 json_t *output_json_text(const char *text) {

@@ -13,6 +13,12 @@
  * \xNN. The caller frees it. */
 char *output_safe(const char *text);
 
+/* text as one word of sh, which pasted into a shell means these very bytes: as it stands, in single
+ * quotes, or, with what a terminal must not see, by printf. It holds no line end. The caller frees
+ * it.
+ */
+char *output_word(const char *text);
+
 /* "512 B", "1.5 KiB", "256.0 MiB"; text holds at least OUTPUT_SHORT bytes. Returns text. */
 #define OUTPUT_SHORT 64
 char *output_size(uint64_t size_bytes, char *text);
@@ -40,6 +46,8 @@ void output_table_addf(struct output_table *table, const char *format, ...)
 void output_table_print(const struct output_table *table, const char *indent);
 void output_table_deinit(struct output_table *table);
 
+/* A limit as a JSON number; null: none is set (INT64_MAX on the monitor page). */
+json_t *output_json_limit(uint64_t limit);
 /* A JSON string of text; invalid UTF-8 is written as in output_safe. */
 json_t *output_json_text(const char *text);
 /* Prints value and a line end to stdout, and releases it. */

@@ -6,6 +6,7 @@
 #include <ctype.h>
 #include <ini.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,39 +16,55 @@
 
 struct reading {
     const char *path;
+    FILE *file;
+    unsigned line;
+    bool in_line; /* more of that line comes */
     struct cwd_limits *limits;
     struct cwd_remote_options *remote;
     int code;
 };
 
-static int bridge_value(struct reading *reading, const char *name, const char *value) {
+/* Of ini_parse_stream(), which does not tell its handler where it is: a line, or a piece of one. */
+static char *read_line(char *text, int text_bytes, void *context) {
+    struct reading *reading = context;
+    if (!fgets(text, text_bytes, reading->file))
+        return NULL;
+    reading->line += !reading->in_line;
+    reading->in_line = !strchr(text, '\n');
+    return text;
+}
+
+static int bridge_value(struct reading *reading, const char *name, const char *value,
+                        const char *where) {
     static const char *const known[] = {"listen", "peer", "node", "streams", "stall", "link-idle"};
     char option[16];
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(name, known[i]) != 0)
             continue;
         snprintf(option, sizeof option, "--%s", name);
-        return cwd_remote_option(reading->remote, option, value, reading->path);
+        return cwd_remote_option(reading->remote, option, value, where);
     }
     return cw_fail(-EINVAL,
                    "%.300s: [bridge] has no \"%.64s\"; listen, peer, node, streams, stall "
                    "and link-idle are what it has",
-                   reading->path, name);
+                   where, name);
 }
 
 static int on_value(void *context, const char *section, const char *name, const char *value) {
     struct reading *reading = context;
+    char where[300];
     if (reading->code)
         return 1; /* the first error is the one to tell */
+    snprintf(where, sizeof where, "%.280s:%u", reading->path, reading->line);
     if (strcmp(section, "bridge") == 0)
-        reading->code = bridge_value(reading, name, value);
+        reading->code = bridge_value(reading, name, value, where);
     else if (strcmp(section, "limits") != 0)
         reading->code = cw_fail(-EINVAL,
                                 "%.300s: there is no section [%.64s]; [limits] and [bridge] are "
                                 "the only ones",
-                                reading->path, section);
+                                where, section);
     else
-        reading->code = cwd_limits_set(reading->limits, name, value, reading->path);
+        reading->code = cwd_limits_set(reading->limits, name, value, where);
     return 1;
 }
 
@@ -60,14 +77,14 @@ static int read_file(const char *path, bool must_exist, struct cwd_limits *limit
             return 0;
         return cw_fail(-EINVAL, "reading the configuration %.300s failed: %m", path);
     }
-    struct reading reading = {.path = path, .limits = limits, .remote = remote};
-    int line = ini_parse_file(file, on_value, &reading);
+    struct reading reading = {.path = path, .file = file, .limits = limits, .remote = remote};
+    int line = ini_parse_stream(read_line, &reading, on_value, &reading);
     fclose(file);
     if (reading.code)
         return reading.code;
     if (line > 0)
         return cw_fail(-EINVAL,
-                       "%.300s: line %d is neither [SECTION], nor key = value, nor a comment", path,
+                       "%.300s:%d: this is neither [SECTION], nor key = value, nor a comment", path,
                        line);
     return line == 0 ? 0 : cw_fail(-EINVAL, "reading the configuration %.300s failed", path);
 }

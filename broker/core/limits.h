@@ -19,21 +19,18 @@ struct cwd_broker;
 
 struct cwd_limits {
     uint64_t value[CW_LIMIT_COUNT];
-    bool user_bytes_follow; /* max_user_bytes was not set by anybody: it is max_bytes */
+    bool follows[CW_LIMIT_COUNT]; /* nobody has set it: it is as its leader (cw_limit_leader()) */
 };
 
 void cwd_limits_init(struct cwd_limits *limits);
-/* Sets the limit of that name from text; where says where the text stands, for the sentence.
- * Returns 0, or -EINVAL: no such limit, no number, or out of its range. */
+/* Sets the limit of that name from text, as cw_limit_parse(): 0, or -EINVAL, also for no such
+ * limit. */
 int cwd_limits_set(struct cwd_limits *limits, const char *name, const char *text,
                    const char *where);
 /* Replaces what means "as the machine allows" by numbers, and raises RLIMIT_NOFILE as far as it
  * goes; max_fds becomes what is really there. *lowered: max_fds had to be lowered. -EDQUOT: it is
  * so little that the broker would only stand in the way of one that was started elsewhere. */
 int cwd_limits_settle(struct cwd_limits *limits, bool *lowered);
-
-/* The most that this limit may be set to. */
-uint64_t cwd_limit_most(enum cw_limit which);
 
 /*
  * While the broker runs: sets the limit of that name (not terminated), and shows it on the monitor

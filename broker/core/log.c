@@ -5,8 +5,9 @@
  * No line is worth a wait: standard error may be a pipe that nobody reads, or a stopped terminal.
  * So it is opened once more for ourselves, not to block (the flag of the descriptor that we
  * inherited is others' as well); a socket is sent to without waiting. What does not go out is
- * counted, and so is what clients cause faster than LINES_A_SECOND; the next line that goes out
- * tells how many.
+ * counted, and so is what comes faster than max_log_lines, or about one process faster than
+ * max_pid_log_lines: one that floods the log leaves room for what others cause. The next line that
+ * goes out tells how many.
  */
 #include "broker/core/log.h"
 
@@ -22,23 +23,28 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "broker/core/errors.h"
+#include "broker/session/pace.h"
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
-
-#define LINES_AT_ONCE  500u
-#define LINES_A_SECOND 20u
 
 static struct {
     int fd;        /* 0: standard error */
     int errors_fd; /* standard error, opened anew not to block; 0: not looked at yet, -1: a socket,
                     * or what cannot be opened */
-    double room;   /* lines that may be written now */
-    int64_t room_ns;
+    uint64_t lines, pid_lines; /* a second */
+    struct cwd_bucket all;
+    struct cwd_pace pace;
     uint64_t left_out;
     int folder_fd;
     uint64_t size_bytes;
     char name[CW_ADDRESS_NAME_MAX];
-} log_state;
+} log_state = {.lines = 20, .pid_lines = 5};
+
+void cwd_log_limits(uint64_t lines, uint64_t pid_lines) {
+    log_state.lines = lines;
+    log_state.pid_lines = pid_lines;
+}
 
 static int open_file(void) {
     int fd = openat(log_state.folder_fd, log_state.name,
@@ -102,20 +108,13 @@ static bool put_line(const char *line, size_t length) {
     return written;
 }
 
-/* A bucket that fills by LINES_A_SECOND. */
-static bool may_say(void) {
+/* Of what a process has caused too much of, nothing is taken from the room of all. */
+static bool may_say(pid_t pid) {
     int64_t now_ns = cw_now_ns();
-    if (!log_state.room_ns)
-        log_state.room = LINES_AT_ONCE;
-    else
-        log_state.room += (double)(now_ns - log_state.room_ns) * 1e-9 * LINES_A_SECOND;
-    log_state.room_ns = now_ns;
-    if (log_state.room > LINES_AT_ONCE)
-        log_state.room = LINES_AT_ONCE;
-    if (log_state.room < 1)
-        return false;
-    log_state.room -= 1;
-    return true;
+    double lines = (double)log_state.lines, pid_lines = (double)log_state.pid_lines;
+    return (!pid ||
+            cwd_pace_take(&log_state.pace, pid, pid_lines, pid_lines * CWD_LOG_AT_ONCE, now_ns)) &&
+           cwd_bucket_take(&log_state.all, lines, lines * CWD_LOG_AT_ONCE, now_ns);
 }
 
 static size_t begin_line(char *line, size_t line_bytes) {
@@ -132,31 +131,64 @@ static void tell_left_out(void) {
     char line[256];
     size_t length = begin_line(line, sizeof line);
     length += (size_t)snprintf(line + length, sizeof line - length,
-                               "%llu lines before this were left out: more came than %u a second, "
-                               "or nobody read them\n",
-                               (unsigned long long)log_state.left_out, LINES_A_SECOND);
+                               "%llu lines before this were left out: more came than max_log_lines "
+                               "(%llu a second) or max_pid_log_lines (%llu) allow, or nobody read "
+                               "them; `cableway log` counts all errors\n",
+                               (unsigned long long)log_state.left_out,
+                               (unsigned long long)log_state.lines,
+                               (unsigned long long)log_state.pid_lines);
     if (put_line(line, length))
         log_state.left_out = 0;
 }
 
-void cwd_log(const char *format, ...) {
+static void leave_out(void) {
+    log_state.left_out++;
+    cwd_errors_line_left_out();
+}
+
+/* text: made harmless. */
+static void say(pid_t pid, const char *text) {
     char line[1024];
-    if (!may_say()) {
-        log_state.left_out++;
+    if (!may_say(pid)) {
+        leave_out();
         return;
     }
     size_t length = begin_line(line, sizeof line);
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(line + length, sizeof line - length - 1, format, arguments);
-    va_end(arguments);
-    length = strlen(line);
-    for (size_t i = 0; i < length; i++) /* a client's name must not begin a line of its own */
-        if ((unsigned char)line[i] < ' ')
-            line[i] = '?';
+    length += (size_t)snprintf(line + length, sizeof line - length - 1, "%s", text);
+    if (length > sizeof line - 2)
+        length = sizeof line - 2;
     line[length++] = '\n';
     if (log_state.left_out)
         tell_left_out();
     if (!put_line(line, length))
-        log_state.left_out++;
+        leave_out();
+}
+
+/* A client's name must not begin a line of its own. */
+static void make_harmless(char *text) {
+    for (; *text; text++) {
+        if ((unsigned char)*text < ' ')
+            *text = '?';
+    }
+}
+
+void cwd_log(const char *format, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    make_harmless(text);
+    say(0, text);
+}
+
+void cwd_log_error(pid_t pid, const char *format, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    make_harmless(text);
+    cwd_errors_note(pid, text);
+    say(pid, text);
 }

@@ -42,6 +42,12 @@ int cwd_loop_add(struct cwd_broker *b, int fd, enum cwd_event event, uint32_t id
     return 0;
 }
 
+void cwd_loop_change(struct cwd_broker *b, int fd, enum cwd_event event, uint32_t id,
+                     uint32_t events) {
+    struct epoll_event wanted = {.events = events, .data.u64 = cwd_loop_data(event, id)};
+    CW_ASSERT(epoll_ctl(b->epoll_fd, EPOLL_CTL_MOD, fd, &wanted) == 0); /* it is watched */
+}
+
 void cwd_loop_remove(struct cwd_broker *b, int fd) {
     (void)epoll_ctl(b->epoll_fd, EPOLL_CTL_DEL, fd, NULL); /* ENOENT: it was not watched */
 }
@@ -99,7 +105,7 @@ static void on_listen(struct cwd_broker *b) {
             continue;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-            cwd_log("accepting a connection failed: %m; trying again in 0.1 s");
+            cwd_log_error(0, "accepting a connection failed: %m; trying again in 0.1 s");
             b->accept_after_ns = b->now_ns + ACCEPT_PAUSE_NS;
         }
         return; /* EAGAIN: none left; others concern a connection that is gone */

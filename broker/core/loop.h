@@ -34,6 +34,10 @@ static inline uint64_t cwd_loop_data(enum cwd_event event, uint32_t id) {
 int cwd_loop_add(struct cwd_broker *broker, int fd, enum cwd_event event, uint32_t id,
                  uint32_t events);
 
+/* Watches for other events: 0: for its end alone. */
+void cwd_loop_change(struct cwd_broker *broker, int fd, enum cwd_event event, uint32_t id,
+                     uint32_t events);
+
 /* Ends the watch, before fd is closed: epoll watches what is behind the descriptor, and would go on
  * as long as the client has it too. fd may be one that was never watched. */
 void cwd_loop_remove(struct cwd_broker *broker, int fd);

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include "broker/core/closer.h"
+#include "broker/core/errors.h"
+#include "broker/core/log.h"
 #include "broker/memory/slabs.h"
 #include "broker/session/session.h"
 #include "broker/memory/transit.h"
@@ -30,6 +32,7 @@ uint64_t cwd_boottime_ns(void) {
 void cwd_monitor_limits(struct cwd_broker *b) {
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
         CW_STORE(M1, &b->root->limits[i], b->limits.value[i], relaxed);
+    cwd_log_limits(CWD_LIMIT(b, max_log_lines), CWD_LIMIT(b, max_pid_log_lines));
 }
 
 void cwd_monitor_init(struct cwd_broker *b) {
@@ -39,6 +42,7 @@ void cwd_monitor_init(struct cwd_broker *b) {
     b->root->since_ns = cwd_boottime_ns();
     b->root->task = cw_task_self();
     b->root->world = cw_task_world();
+    cwd_errors_at(b->root);
     cwd_monitor_limits(b);
 }
 

@@ -142,7 +142,7 @@ void cwd_rendezvous_withdraw(struct cwd_broker *b) {
     }
     b->listen_fd = -1;
     if (b->lock_fd >= 0 && ftruncate(b->lock_fd, 0) < 0)
-        cwd_log("emptying %.200s failed: %m", b->address.lock_path);
+        cwd_log_error(0, "emptying %.200s failed: %m", b->address.lock_path);
 }
 
 void cwd_rendezvous_leave(struct cwd_broker *b) {

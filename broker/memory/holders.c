@@ -31,30 +31,38 @@ static struct cwd_slab *slab_of(struct cwd_broker *b, uint32_t number, uint32_t 
     return alive ? slab : NULL;
 }
 
-static bool session_holds(struct cwd_session *session, uint64_t slot) {
+/* Has it a lease on this block, or (CW_BLOCK_ANY) on any of the slab? */
+static bool session_holds(struct cwd_session *session, uint32_t slab, uint32_t block) {
     for (uint32_t t = 0; t < session->tables; t++) {
         struct cw_lease_table *table = cwd_session_table(session, t);
-        for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++)
-            if (cw_lease_read(table, i) == slot)
+        for (uint32_t i = 0, count = cw_lease_count(table); i < count; i++) {
+            uint64_t slot = cw_lease_read(table, i);
+            if (slot && cw_lease_slab(slot) == slab &&
+                (block == CW_BLOCK_ANY || cw_lease_block(slot) == block))
                 return true;
+        }
     }
     return false;
 }
 
 int cwd_holders_list(struct cwd_broker *b, const struct cw_block_ref *ref, struct cw_holders *head,
                      uint32_t *pids) {
-    struct cwd_slab *slab = slab_of(b, ref->slab, ref->block, ref->gen);
+    bool any = ref->block == CW_BLOCK_ANY;
+    struct cwd_slab *slab =
+        any ? cwd_slab_find(b, ref->slab) : slab_of(b, ref->slab, ref->block, ref->gen);
+    if (!slab && any)
+        return cw_fail(-ESTALE, "there is no slab %u", ref->slab);
     if (!slab)
         return cw_fail(-ESTALE, "the array is gone: slab %u has no block %u of generation %llu",
                        ref->slab, ref->block, (unsigned long long)ref->gen);
     *head = (struct cw_holders){
-        .references = cwd_ref_count(b, ref->slab, ref->block, ref->gen),
+        .references = any ? slab->refs : cwd_ref_count(b, ref->slab, ref->block, ref->gen),
         .owner_pid = slab->owner ? (uint32_t)slab->owner->pid : 0,
         .device_kind = slab->info.device_kind,
     };
     memcpy(head->device_uuid, slab->info.device_uuid, sizeof head->device_uuid);
     for (struct cwd_session *other = b->sessions; other; other = other->hh.next) {
-        if (!session_holds(other, cw_lease_slot(ref->slab, ref->block)))
+        if (!session_holds(other, ref->slab, ref->block))
             continue;
         head->holders++;
         if (head->listed < CWD_HOLDERS_LISTED)

@@ -12,7 +12,8 @@ struct cwd_broker;
 
 #define CWD_HOLDERS_LISTED 64u
 
-/* Who holds one block: *head, and the pids of the first CWD_HOLDERS_LISTED. 0, or -ESTALE. */
+/* Who holds one block, or any of the slab (CW_BLOCK_ANY): *head, and the pids of the first
+ * CWD_HOLDERS_LISTED. 0, or -ESTALE. */
 int cwd_holders_list(struct cwd_broker *broker, const struct cw_block_ref *ref,
                      struct cw_holders *head, uint32_t *pids);
 /* How many hold each of count blocks (at most CW_BLOCKS_ASKED), with one look at every table. A

@@ -6,6 +6,7 @@
 #include "broker/memory/room.h"
 
 #include "broker/broker.h"
+#include "broker/memory/slab_limits.h"
 #include "broker/memory/slabs.h"
 #include "broker/names/names.h"
 #include "broker/memory/reclaim.h"
@@ -40,11 +41,14 @@ static bool all_free(struct cwd_slab *slab, uint32_t *looked) {
     return true;
 }
 
+/* own_process: of others nothing helps, since the asker is at a limit of its own. */
 static bool may_go(const struct cwd_broker *b, const struct cwd_slab *slab,
-                   const struct cwd_session *asker) {
-    return slab->owner && slab->owner != asker && slab->info.device_kind == CW_DEVICE_HOST &&
-           !(slab->info.flags & CW_SLAB_FOREIGN) && slab->refs == 0 && slab->waits == 0 &&
-           slab->unsettled != b->sweeps && slab->capacity <= LOOKS;
+                   const struct cwd_session *asker, bool own_process) {
+    return slab->owner && slab->owner != asker &&
+           (!own_process || slab->owner->pid == asker->pid) &&
+           slab->info.device_kind == CW_DEVICE_HOST && !(slab->info.flags & CW_SLAB_FOREIGN) &&
+           slab->refs == 0 && slab->waits == 0 && slab->unsettled != b->sweeps &&
+           slab->capacity <= LOOKS;
 }
 
 static bool withdraw(struct cwd_slab *slab, uint32_t *looked) {
@@ -60,17 +64,19 @@ void cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct
                    struct cw_room *out) {
     struct cwd_slab *slab, *next;
     uint32_t looked = 0;
+    uint64_t used;
     if (wish->what == CW_ROOM_OPENED) {
         *out = (struct cw_room){.slabs = cwd_transits_end_opened(b)};
         return;
     }
+    bool own_process = cwd_slab_share(b, asker, wish->size_bytes, &used) != CW_LIMIT_COUNT;
     *out = (struct cw_room){.turn = wish->turn ? wish->turn : b->turn};
     out->unsettled = cwd_reclaim_unsettled(b, out->turn);
     cwd_reclaim_mark_slabs(b, ++b->sweeps);
     HASH_ITER(hh, b->slabs, slab, next) {
         if (out->size_bytes >= wish->size_bytes)
             return;
-        if (slab->id <= wish->next || !may_go(b, slab, asker))
+        if (slab->id <= wish->next || !may_go(b, slab, asker, own_process))
             continue;
         if (looked >= LOOKS) {
             out->next = slab->id - 1;
@@ -83,7 +89,7 @@ void cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct
         out->size_bytes += bytes;
         out->slabs++;
     }
-    if (out->size_bytes < wish->size_bytes && !out->unsettled &&
+    if (out->size_bytes < wish->size_bytes && !out->unsettled && !own_process &&
         (cwd_transits_end_opened(b) > 0 ||
          cwd_names_end_unused(b, wish->size_bytes - out->size_bytes) > 0)) {
         out->turn = b->turn; /* their blocks are to be looked at */

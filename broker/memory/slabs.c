@@ -4,6 +4,7 @@
  * copies. The maker's death makes an orphan; the broker's death frees what no client has mapped.
  */
 #include "broker/memory/slabs.h"
+#include "broker/memory/slab_limits.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -113,54 +114,6 @@ static int check_numbers(const struct cw_slab_info *info) {
     return 0;
 }
 
-/* May owner be charged with one more slab of these bytes? */
-static int check_limits(struct cwd_broker *b, struct cwd_session *owner, uint64_t bytes,
-                        uint64_t more_bytes) {
-    if (owner->slabs >= CWD_LIMIT(b, max_client_slabs))
-        return cwd_limit_refuse(b, CW_LIMIT_max_client_slabs,
-                                "one more than %u slabs of this "
-                                "client was asked for",
-                                owner->slabs);
-    /* The user's share follows this one where it is not set: so this one is named first. */
-    if (more_bytes > CWD_LIMIT(b, max_bytes) || b->bytes > CWD_LIMIT(b, max_bytes) - more_bytes)
-        return cwd_limit_refuse(b, CW_LIMIT_max_bytes,
-                                "a slab of %llu bytes was asked for, %llu are in use",
-                                (unsigned long long)bytes, (unsigned long long)b->bytes);
-    if (more_bytes > CWD_LIMIT(b, max_user_bytes) ||
-        b->bytes > CWD_LIMIT(b, max_user_bytes) - more_bytes)
-        return cwd_limit_refuse(b, CW_LIMIT_max_user_bytes,
-                                "a slab of %llu bytes was asked for, %llu are in use",
-                                (unsigned long long)bytes, (unsigned long long)b->bytes);
-    return 0;
-}
-
-/* GPU memory that is held by the registry itself: not what was imported. */
-static uint64_t gpu_bytes_of(const struct cw_slab_info *info) {
-    bool held = info->device_kind == CW_DEVICE_CUDA && !(info->flags & CW_SLAB_FOREIGN);
-    return held ? info->size_bytes : 0;
-}
-
-static int check_new(struct cwd_broker *b, struct cwd_session *owner,
-                     const struct cw_slab_info *info) {
-    if (HASH_COUNT(b->slabs) >= CWD_LIMIT(b, max_slabs))
-        return cwd_limit_refuse(b, CW_LIMIT_max_slabs, "one more than %u slabs was asked for",
-                                HASH_COUNT(b->slabs));
-    if (cwd_fds_held(b) + 2 > CWD_LIMIT(b, max_fds))
-        return cwd_limit_refuse(b, CW_LIMIT_max_fds,
-                                "a slab needs 2 descriptors more than the %llu that are held",
-                                (unsigned long long)cwd_fds_held(b));
-    uint64_t table_bytes = cw_slab_table_bytes(info->device_kind, info->blocks);
-    if (info->device_kind != CW_DEVICE_CUDA)
-        return check_limits(b, owner, info->size_bytes, info->size_bytes + table_bytes);
-    uint64_t gpu_bytes = gpu_bytes_of(info);
-    if (gpu_bytes > CWD_LIMIT(b, max_gpu_bytes) ||
-        b->gpu_bytes > CWD_LIMIT(b, max_gpu_bytes) - gpu_bytes)
-        return cwd_limit_refuse(
-            b, CW_LIMIT_max_gpu_bytes, "%llu bytes of GPU memory were asked for, %llu are in use",
-            (unsigned long long)info->size_bytes, (unsigned long long)b->gpu_bytes);
-    return check_limits(b, owner, table_bytes, table_bytes);
-}
-
 /* For who looks at all tables from outside. M1: figures only. */
 static void show(struct cwd_slab *slab) {
     bool host = slab->info.device_kind == CW_DEVICE_HOST;
@@ -172,6 +125,7 @@ static void show(struct cwd_slab *slab) {
     CW_STORE(M1, &slab->table->device_uuid[0], uuid[0], relaxed);
     CW_STORE(M1, &slab->table->device_uuid[1], uuid[1], relaxed);
     CW_STORE(M1, &slab->table->data, host ? cwd_fd_inode(slab->data_fd) : 0, relaxed);
+    CW_STORE(M1, &slab->table->orphan_ns, slab->owner ? 0 : (uint64_t)cw_now_ns(), relaxed);
 }
 
 static void charge(struct cwd_slab *slab, struct cwd_session *owner) {
@@ -195,7 +149,7 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
     struct cw_segment table = {.fd = -1};
     int code = check_numbers(info);
     if (code == 0)
-        code = check_new(b, owner, info);
+        code = cwd_slab_limits_new(b, owner, info);
     if (code == 0)
         code = check_data(info, fds[0]);
     if (code == 0)
@@ -228,7 +182,7 @@ int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct c
     slab->capacity = capacity;
     slab->data_fd = fds[0];
     slab->data_is_known = info->device_kind == CW_DEVICE_HOST || info->flags & CW_SLAB_FOREIGN;
-    slab->gpu_bytes = gpu_bytes_of(info);
+    slab->gpu_bytes = cwd_slab_gpu_bytes(info);
     slab->gap_bytes = CWD_GAP_UNKNOWN;
     slab->segment = table;
     slab->table = mapped;
@@ -478,7 +432,7 @@ int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
     if (b->orphans == 0)
         return cw_fail(-ENOENT, "no slab is without an owner");
     if (owner->slabs >= CWD_LIMIT(b, max_client_slabs))
-        return check_limits(b, owner, wish->free_bytes, 0);
+        return cwd_slab_limits(b, owner, wish->free_bytes, 0);
     HASH_ITER(hh, b->slabs, slab, next) {
         if (slab->id < from || !adoptable(slab, wish))
             continue;
@@ -486,7 +440,9 @@ int cwd_slab_adopt(struct cwd_broker *b, struct cwd_session *owner,
             owner->adopts_from = slab->id; /* each slab once: others are freed into meanwhile */
             return -EAGAIN;
         }
-        if (gap_of(slab, &looked) < wish->free_bytes)
+        uint64_t used;
+        if (gap_of(slab, &looked) < wish->free_bytes ||
+            cwd_slab_share(b, owner, slab->charge_bytes, &used) != CW_LIMIT_COUNT)
             continue;
         hand_over(b, slab, owner);
         *out = slab->info;

@@ -139,7 +139,7 @@ void cwd_mover_serve(struct cwd_broker *b) {
     if (!b->mover.pid && !b->mover.session) {
         int code = start(b);
         if (code) {
-            cwd_log("%s", cw_detail());
+            cwd_log_error(0, "%s", cw_detail());
             cwd_jobs_fail(b, code);
             b->mover.exits = b->mover.kills = 0; /* the next job tries again */
         }
@@ -192,10 +192,10 @@ void cwd_mover_on_exit(struct cwd_broker *b) {
     if (found == 0)
         return;
     if (found < 0)
-        cwd_log("cableway-mover (pid %d) ended; how is not known: %m", (int)mover->pid);
+        cwd_log_error(0, "cableway-mover (pid %d) ended; how is not known: %m", (int)mover->pid);
     else if (WIFSIGNALED(status))
-        cwd_log("cableway-mover (pid %d) was killed by signal %d", (int)mover->pid,
-                WTERMSIG(status));
+        cwd_log_error(0, "cableway-mover (pid %d) was killed by signal %d", (int)mover->pid,
+                      WTERMSIG(status));
     else
         cwd_log("cableway-mover (pid %d) ended with exit code %d", (int)mover->pid,
                 WEXITSTATUS(status));

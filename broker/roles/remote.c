@@ -186,8 +186,8 @@ static int64_t look_after(struct cwd_broker *b) {
         if (!first)
             (void)give(b, &nothing, NULL, 0);
     } else {
-        cwd_log(PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
-                (int)remote->pid, remote->silent);
+        cwd_log_error(0, PROGRAM " (pid %d) has said nothing for %u s: it stands, and is killed",
+                      (int)remote->pid, remote->silent);
         kill(remote->pid, SIGKILL);
         remote->silent = 0;
     }
@@ -217,7 +217,7 @@ int64_t cwd_remote_serve(struct cwd_broker *b) {
         int code = cwd_remote_start(b);
         remote->start_after_ns = b->now_ns + pause_after(remote);
         if (code) {
-            cwd_log("%s", cw_detail());
+            cwd_log_error(0, "%s", cw_detail());
             cwd_verdict_fail(b);
             fail_waiting(b);
             remote->starts = asked ? 0 : remote->starts + 1; /* who asks next tries anew */
@@ -391,9 +391,11 @@ static void failed_again(struct cwd_broker *b) {
     if (remote->starts < RESTARTS_MOST)
         cwd_log(PROGRAM " is started again after %.1f s", (double)pause_ns / 1e9);
     else
-        cwd_log(PROGRAM " ended %u times in a row before it was ready: it is not started again "
-                        "until a name of another node is asked for",
-                remote->starts);
+        cwd_log_error(0,
+                      PROGRAM
+                      " ended %u times in a row before it was ready: it is not started again "
+                      "until a name of another node is asked for",
+                      remote->starts);
 }
 
 void cwd_remote_on_exit(struct cwd_broker *b) {
@@ -402,9 +404,11 @@ void cwd_remote_on_exit(struct cwd_broker *b) {
     if (!remote->pid || waitpid(remote->pid, &status, WNOHANG) != remote->pid)
         return;
     if (WIFSIGNALED(status))
-        cwd_log(PROGRAM " (pid %d) was killed by signal %d", (int)remote->pid, WTERMSIG(status));
+        cwd_log_error(0, PROGRAM " (pid %d) was killed by signal %d", (int)remote->pid,
+                      WTERMSIG(status));
     else
-        cwd_log(PROGRAM " (pid %d) ended with exit code %d", (int)remote->pid, WEXITSTATUS(status));
+        cwd_log_error(0, PROGRAM " (pid %d) ended with exit code %d", (int)remote->pid,
+                      WEXITSTATUS(status));
     cwd_loop_remove(b, remote->pidfd);
     close(remote->pidfd);
     b->fds--;

@@ -6,6 +6,7 @@
  * belongs to session.c.
  */
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include "broker/memory/slabs.h"
 #include "broker/core/fd_class.h"
 #include "broker/core/log.h"
+#include "broker/core/loop.h"
 #include "broker/core/monitor.h"
 #include "broker/session/session.h"
 #include "broker/session/socket.h"
@@ -76,6 +78,33 @@ static bool is_admin(const struct cwd_broker *b, const struct cw_hello *hello) {
     return !strncmp(hello->comm, ADMIN_NAME, sizeof hello->comm) && b->admins < ADMIN_SPARE;
 }
 
+/*
+ * A process that is refused for a limit again and again is heard later, so that others keep the
+ * broker's time: an honest one tries again after a while, and one in a loop is slowed down to what
+ * costs nobody much. Its connection waits unread; one that ends meanwhile is closed without a look
+ * at what it said.
+ */
+#define REFUSED_PER_SECOND 10.0
+#define REFUSED_AT_ONCE    50.0
+#define REFUSED_PAUSE_NS   100000000
+
+bool cwd_hello_waits(struct cwd_broker *b, struct cwd_session *session) {
+    struct ucred peer;
+    socklen_t length = sizeof peer;
+    if (session->hello_after_ns)
+        return session->hello_after_ns > b->now_ns;
+    if (getsockopt(session->sock, SOL_SOCKET, SO_PEERCRED, &peer, &length) < 0 ||
+        !cwd_pace_is_spent(&b->refused, peer.pid, REFUSED_PER_SECOND, REFUSED_AT_ONCE, b->now_ns))
+        return false;
+    session->hello_after_ns = b->now_ns + REFUSED_PAUSE_NS;
+    cwd_loop_change(b, session->sock, CWD_EVENT_SOCKET, session->id, 0);
+    return true;
+}
+
+void cwd_hello_again(struct cwd_broker *b, struct cwd_session *session) {
+    cwd_loop_change(b, session->sock, CWD_EVENT_SOCKET, session->id, EPOLLIN | EPOLLRDHUP);
+}
+
 static int check_room(struct cwd_broker *b, const struct cwd_session *session,
                       const struct cw_hello *hello) {
     if (session->pid == b->mover.pid || session->pid == b->remote.pid || is_admin(b, hello))
@@ -84,6 +113,11 @@ static int check_room(struct cwd_broker *b, const struct cwd_session *session,
         return cwd_limit_refuse(b, CW_LIMIT_max_clients,
                                 "a client more than the %u that are connected asked to connect",
                                 b->clients);
+    unsigned of_process = cwd_sessions_of(b, session->pid);
+    if (of_process >= CWD_LIMIT(b, max_pid_clients))
+        return cwd_limit_refuse(b, CW_LIMIT_max_pid_clients,
+                                "process %d has %u clients connected and asked to connect one more",
+                                (int)session->pid, of_process);
     if (cwd_fds_held(b) + FDS_OF_CLIENT > CWD_LIMIT(b, max_fds))
         return cwd_limit_refuse(b, CW_LIMIT_max_fds,
                                 "a client needs %d descriptors more than the %llu that are held",
@@ -107,7 +141,11 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
         code = cwd_session_open(b, session, mail->fds[0], &bell_read);
     if (code) {
         CWD_COUNT(b, clients_refused);
-        cwd_log("refused a client (pid %d): %s", (int)session->pid, cw_detail());
+        if (code == -EDQUOT && session->pid > 0)
+            cwd_pace_take(&b->refused, session->pid, REFUSED_PER_SECOND, REFUSED_AT_ONCE,
+                          b->now_ns);
+        cwd_log_error(session->pid, "refused a client (pid %d): %s", (int)session->pid,
+                      cw_detail());
         mail->head.op = CW_OP_HELLO;
         cwd_socket_reply(b, session, &mail->head, code, NULL, 0, NULL, 0);
         cwd_session_end(b, session);

@@ -41,7 +41,7 @@ struct cwd_session *cwd_session_find(struct cwd_broker *b, uint32_t id) {
 
 /* Its client finds the connection ended before a word was said, and tries again for a while. */
 static void turn_away(int sock) {
-    cwd_log("a client was turned away: there is no memory for one more");
+    cwd_log_error(0, "a client was turned away: there is no memory for one more");
     close(sock);
 }
 
@@ -315,8 +315,23 @@ void cwd_session_on_socket_end(struct cwd_broker *b, struct cwd_session *session
     end_if_dead(b, session);
 }
 
+unsigned cwd_sessions_of(struct cwd_broker *b, pid_t pid) {
+    unsigned count = 0;
+    for (struct cwd_session *session = b->sessions; session; session = session->hh.next)
+        count += session->pid == pid && session->state == CWD_OPEN;
+    return count;
+}
+
+uint64_t cwd_sessions_bytes(struct cwd_broker *b, pid_t pid) {
+    uint64_t bytes = 0;
+    for (struct cwd_session *session = b->sessions; session; session = session->hh.next)
+        bytes += session->pid == pid ? session->bytes : 0;
+    return bytes;
+}
+
 static void note_breach(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
-    cwd_log("dropped client %u (pid %d): %s", session->id, (int)session->pid, reason);
+    cwd_log_error(session->pid, "dropped client %u (pid %d): %s", session->id, (int)session->pid,
+                  reason);
     CWD_COUNT(b, clients_dropped);
 }
 
@@ -365,6 +380,7 @@ void cwd_sessions_make_room(struct cwd_broker *b) {
         session = session->hh.next;
     if (!session)
         return;
+    session->hello_after_ns = b->now_ns; /* also of one that is to be heard later */
     cwd_socket_on_event(b, session);
     if (!session->ended && session->state == CWD_CONNECTING)
         cwd_session_refuse(b, session, "it said no HELLO, and others wait to connect");
@@ -378,6 +394,15 @@ int64_t cwd_sessions_expire(struct cwd_broker *b) {
     HASH_ITER(hh, b->sessions, session, following) {
         if (session->state != CWD_CONNECTING)
             continue;
+        if (session->hello_after_ns > b->now_ns) {
+            if (session->hello_after_ns < next_ns)
+                next_ns = session->hello_after_ns;
+            continue;
+        }
+        if (session->hello_after_ns && !session->hello_heard) {
+            session->hello_heard = true;
+            cwd_hello_again(b, session);
+        }
         if (b->now_ns >= session->hello_limit_ns)
             cwd_session_refuse(b, session, "no HELLO came in 5 s");
         else if (session->hello_limit_ns < next_ns)

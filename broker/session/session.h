@@ -33,6 +33,10 @@ struct cwd_remote_job;
 
 enum cwd_session_state { CWD_CONNECTING, CWD_OPEN, CWD_DETACHED, CWD_DROPPED };
 
+/* Of a process: how many of its sessions are open, and the bytes of slabs of all of them. */
+unsigned cwd_sessions_of(struct cwd_broker *broker, pid_t pid);
+uint64_t cwd_sessions_bytes(struct cwd_broker *broker, pid_t pid);
+
 struct cwd_session {
     uint32_t id; /* never used again within this run */
     enum cwd_session_state state;
@@ -45,7 +49,10 @@ struct cwd_session {
                        is a user */
     int sock, pidfd, doorbell, bell; /* -1 where there is none; bell: our write end */
     int64_t hello_limit_ns;
-    uint32_t unread; /* messages with descriptors since the client had read all */
+    int64_t
+        hello_after_ns; /* its HELLO is read then: its process was refused too often; 0: at once */
+    bool hello_heard;   /* that moment has come */
+    uint32_t unread;    /* messages with descriptors since the client had read all */
 
     struct cw_segment segment; /* the channel and the first lease table */
     struct cw_session *shared;

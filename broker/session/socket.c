@@ -99,6 +99,12 @@ static void breach(struct cwd_broker *b, struct cwd_session *session, const char
 void cwd_socket_on_event(struct cwd_broker *b, struct cwd_session *session) {
     struct cwd_mail mail;
     const char *reason = "";
+    if (session->state == CWD_CONNECTING && session->hello_after_ns > b->now_ns) {
+        cwd_session_on_socket_end(b, session); /* nothing else is told of while it waits */
+        return;
+    }
+    if (session->state == CWD_CONNECTING && cwd_hello_waits(b, session))
+        return;
     for (int i = 0; i < MESSAGES_PER_TURN; i++) {
         enum outcome outcome = receive(b, session, &mail, &reason);
         if (outcome == NOTHING)

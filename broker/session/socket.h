@@ -38,6 +38,10 @@ void cwd_socket_last_word(struct cwd_session *session, int status, const char *r
 
 /* hello.c: the first message of a connection. */
 void cwd_hello(struct cwd_broker *broker, struct cwd_session *session, struct cwd_mail *mail);
+/* Is this connection, whose first message has come, to be heard later, since its process was
+ * refused too often? Then it is watched for its end alone until cwd_hello_again(). */
+bool cwd_hello_waits(struct cwd_broker *broker, struct cwd_session *session);
+void cwd_hello_again(struct cwd_broker *broker, struct cwd_session *session);
 /* descriptor_requests.c: all later ones. */
 void cwd_descriptor_request(struct cwd_broker *broker, struct cwd_session *session,
                             struct cwd_mail *mail);

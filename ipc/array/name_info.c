@@ -10,28 +10,10 @@
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
 #include "ipc/client.h"
+#include "ipc/request/admin.h"
 #include "ipc/request/channel.h"
 
 #define STAT_TRIES 1000u /* names replaced under us, one after the other */
-
-/* Who holds the record's block, as the broker counts. */
-static int ask_holders(cw_client *client, const struct cw_entry *entry, struct cw_holders *out) {
-    struct {
-        struct cw_holders head;
-        uint32_t pids[64];
-    } reply;
-    uint32_t reply_bytes = sizeof reply;
-    struct cw_block_ref ref = {.slab = entry->slab, .block = entry->block, .gen = entry->gen};
-    struct iovec part = {&ref, sizeof ref};
-    int code =
-        cw_channel_call(client, CW_OP_HOLDERS, &part, 1, &reply, &reply_bytes, CW_CALL_SHORT, -1);
-    if (code)
-        return code;
-    if (reply_bytes < sizeof reply.head)
-        return cw_fail(-EPROTO, "the broker answered HOLDERS with %u bytes", reply_bytes);
-    *out = reply.head;
-    return 0;
-}
 
 /* Of a tree's record: its leaves and their bytes, as a list of them would have. */
 static void describe_tree(const struct cw_found *found, cw_name_info *out) {
@@ -68,6 +50,14 @@ static void describe(const char *name, const struct cw_found *found, const struc
     out->ndim = shape->ndim;
     memcpy(out->shape, shape->shape, shape->ndim * sizeof *shape->shape);
     memcpy(out->dtype, shape->dtype, shape->dtype_bytes + 1);
+}
+
+void cw_name_describe(const char *name, const struct cw_found *found, cw_name_info *out) {
+    struct cw_shape shape;
+    /* Who put it may have written anything there: that is no reason to hide it, or others. */
+    int code =
+        cw_meta_decode(found->meta, found->entry.meta_bytes, found->entry.size_bytes, &shape);
+    describe(name, found, code ? NULL : &shape, out);
 }
 
 static void describe_holders(uint32_t holders, uint32_t references, uint32_t device_kind,
@@ -120,7 +110,8 @@ int cw_name_stat(cw_client *client, const char *name, cw_name_info *out) {
                 cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
         if (code)
             break;
-        code = ask_holders(client, &found.entry, &holders);
+        code = cw_holders_ask(client, found.entry.slab, found.entry.block, found.entry.gen,
+                              &holders, NULL);
         if (code != -ESTALE && code != -ENOENT)
             break;
         code = 0; /* the name was replaced meanwhile */
@@ -156,15 +147,12 @@ struct batch {
 static int batch_add(struct batch *batch, const char *name) {
     struct cw_name_key key;
     struct cw_found found;
-    struct cw_shape shape;
     int code = cw_name_key_make(batch->client, name, &key);
     if (code == 0)
         code = cw_name_key_find(batch->client, &key, &found);
     if (code)
         return code;
-    /* Who put it may have written anything there: that is no reason to hide it, or others. */
-    code = cw_meta_decode(found.meta, found.entry.meta_bytes, found.entry.size_bytes, &shape);
-    describe(name, &found, code ? NULL : &shape, &batch->infos[batch->count]);
+    cw_name_describe(name, &found, &batch->infos[batch->count]);
     batch->blocks[batch->count++] = (struct cw_block_name){
         .slab = found.entry.slab, .block = found.entry.block, .gen = found.entry.gen};
     return 0;

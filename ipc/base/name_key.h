@@ -39,6 +39,9 @@ int cw_name_key_get(cw_client *client, const struct cw_name_key *key, uint32_t f
 /* The record alone. Asks nobody as a rule: a part of the directory that is new is mapped first.
  * -ENOENT (without a sentence), -ECONNRESET. */
 int cw_name_key_find(cw_client *client, const struct cw_name_key *key, struct cw_found *found);
+/* What a record alone tells of a name, also without a connection: holders and references are 0,
+ * device is empty but for trees. ndim 0 and an empty dtype: who put it wrote no description. */
+void cw_name_describe(const char *name, const struct cw_found *found, cw_name_info *out);
 /* The bytes of a small array in host memory, as a record has it, copied: cheaper than to open it.
  * -ESTALE: it went meanwhile; -EOPNOTSUPP (without a sentence): it lies on a GPU. */
 int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer);

@@ -32,6 +32,7 @@
 #include "ipc/memory/slab_cache.h"
 #include "ipc/memory/slab_size.h"
 #include "ipc/order/fence.h"
+#include "shm/base/number.h"
 
 #define CW_LARGE_ALIGN_BYTES 4096u /* of blocks from CW_LARGE_BYTES on */
 #define CW_LARGE_BYTES       (1ull << 20)
@@ -40,16 +41,14 @@
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
 
 /* What the user says in the environment, else what the device's size suggests. */
-static uint64_t cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes) {
+static int cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes, uint64_t *out) {
     bool host = backend->device_kind == CW_DEVICE_HOST;
-    const char *text = secure_getenv(host ? "CABLEWAY_CACHE_BYTES" : "CABLEWAY_GPU_CACHE_BYTES");
-    if (text && *text) {
-        char *end;
-        unsigned long long value = strtoull(text, &end, 10);
-        if (*end == 0)
-            return value;
-    }
-    return suggested_bytes;
+    const char *name = host ? "CABLEWAY_CACHE_BYTES" : "CABLEWAY_GPU_CACHE_BYTES";
+    const char *text = secure_getenv(name);
+    *out = suggested_bytes;
+    if (text && *text && !cw_bytes_parse(text, out))
+        return cw_fail(-EINVAL, "%s = \"%.64s\" is not %s", name, text, CW_BYTES_FORM);
+    return 0;
 }
 
 int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int device) {
@@ -58,13 +57,15 @@ int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int dev
     int code = backend->device_limits(device, &granule, &cache);
     if (code == 0)
         code = backend->device_uuid(device, uuid);
+    if (code == 0)
+        code = cache_limit(backend, cache, &cache);
     if (code)
         return code;
     *heap = (struct cw_heap){.backend = backend,
                              .device = device,
                              .granule_bytes = granule,
                              .next_slab_bytes = backend->slab_min_bytes,
-                             .cache_limit_bytes = cache_limit(backend, cache)};
+                             .cache_limit_bytes = cache};
     memcpy(heap->device_uuid, uuid, sizeof uuid);
     return 0;
 }

@@ -1,12 +1,13 @@
 /*
- * What who administers a broker asks of it: handles under way, limits. Any thread may call; nothing
- * is kept.
+ * What who administers a broker asks of it: handles under way, holders, limits. Any thread may
+ * call; nothing is kept.
  */
 #include <limits.h>
 #include <string.h>
 
 #include "ipc/base/device.h"
 #include "ipc/client.h"
+#include "ipc/request/admin.h"
 #include "ipc/request/channel.h"
 
 static void describe(const struct cw_transit_told *told, cw_transit_info *out) {
@@ -42,6 +43,45 @@ int cw_transits_oldest(cw_client *client, cw_transit_info *out, uint32_t room, u
     *total = reply.head.total;
     for (uint32_t i = 0; i < *count; i++)
         describe(&reply.told[i], &out[i]);
+    return 0;
+}
+
+int cw_holders_ask(cw_client *client, uint32_t slab, uint32_t block, uint64_t gen,
+                   struct cw_holders *head, uint32_t *pids) {
+    struct {
+        struct cw_holders head;
+        uint32_t pids[CW_HOLDERS_LISTED];
+    } reply;
+    uint32_t bytes = sizeof reply;
+    struct cw_block_ref ref = {.slab = slab, .block = block, .gen = gen};
+    struct iovec part = {&ref, sizeof ref};
+    int code = cw_channel_call(client, CW_OP_HOLDERS, &part, 1, &reply, &bytes, CW_CALL_SHORT, -1);
+    if (code)
+        return code;
+    if (bytes < sizeof reply.head || reply.head.listed > CW_HOLDERS_LISTED ||
+        bytes < sizeof reply.head + reply.head.listed * sizeof *reply.pids)
+        return cw_fail(-EPROTO, "the broker answered HOLDERS with %u bytes", bytes);
+    *head = reply.head;
+    if (pids)
+        memcpy(pids, reply.pids, reply.head.listed * sizeof *pids);
+    return 0;
+}
+
+int cw_slab_holders(cw_client *client, uint32_t slab, cw_holders_info *out) {
+    struct cw_holders head;
+    uint32_t pids[CW_HOLDERS_LISTED];
+    if (!client || !out)
+        return cw_needs("a client and a place for the holders");
+    int code = cw_client_usable(client);
+    if (code == 0)
+        code = cw_holders_ask(client, slab, CW_BLOCK_ANY, 0, &head, pids);
+    if (code)
+        return code;
+    *out = (cw_holders_info){.holders = head.holders,
+                             .listed = head.listed,
+                             .references = head.references,
+                             .owner_pid = head.owner_pid};
+    memcpy(out->pids, pids, head.listed * sizeof *pids);
     return 0;
 }
 

@@ -481,6 +481,7 @@ int cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
         .bytes_in = CW_LOAD(T30, &from->figures[FIGURE_BYTES_IN], relaxed),
         .bytes_out = CW_LOAD(T30, &from->figures[FIGURE_BYTES_OUT], relaxed),
         .failed = CW_LOAD(T30, &from->figures[FIGURE_FAILED], relaxed),
+        .calls = CW_LOAD(T30, &from->figures[FIGURE_CALLS], relaxed),
     };
     return 0;
 }

@@ -42,6 +42,7 @@ enum figure {
     FIGURE_BYTES_IN,
     FIGURE_BYTES_OUT,
     FIGURE_FAILED, /* of the tasks */
+    FIGURE_CALLS,
     FIGURES
 };
 

@@ -203,6 +203,11 @@ void cw_worker_fail(cw_worker *worker) {
         count(worker, FIGURE_FAILED, 1);
 }
 
+void cw_worker_called(cw_worker *worker, uint64_t calls) {
+    if (worker)
+        count(worker, FIGURE_CALLS, calls);
+}
+
 void cw_worker_lend(cw_worker *worker) {
     if (worker)
         worker->lent++;

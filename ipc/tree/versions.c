@@ -8,6 +8,7 @@
 #include "ipc/array/array.h"
 #include "ipc/base/name_key.h"
 #include "ipc/client.h"
+#include "ipc/request/admin.h"
 #include "ipc/request/channel.h"
 #include "ipc/tree/tree.h"
 
@@ -51,22 +52,13 @@ static int ask(cw_client *client, const struct cw_name_key *key, bool begins, ui
 
 /* -ESTALE: it has gone. */
 static int ask_holders(cw_client *client, const struct cw_version *at, cw_version_info *out) {
-    struct {
-        struct cw_holders head;
-        uint32_t pids[sizeof out->pids / sizeof *out->pids];
-    } reply;
-    uint32_t bytes = sizeof reply;
-    struct cw_block_ref ref = {.slab = at->slab, .block = at->block, .gen = at->gen};
-    struct iovec part = {&ref, sizeof ref};
-    int code = cw_channel_call(client, CW_OP_HOLDERS, &part, 1, &reply, &bytes, CW_CALL_SHORT, -1);
+    struct cw_holders head;
+    _Static_assert(sizeof out->pids / sizeof *out->pids >= CW_HOLDERS_LISTED, "room");
+    int code = cw_holders_ask(client, at->slab, at->block, at->gen, &head, out->pids);
     if (code)
         return code;
-    if (bytes < sizeof reply.head || reply.head.listed > sizeof reply.pids / sizeof *reply.pids ||
-        bytes < sizeof reply.head + reply.head.listed * sizeof *reply.pids)
-        return cw_fail(-EPROTO, "the broker answered HOLDERS with %u bytes", bytes);
-    out->holders = reply.head.holders;
-    out->listed = reply.head.listed;
-    memcpy(out->pids, reply.pids, reply.head.listed * sizeof *reply.pids);
+    out->holders = head.holders;
+    out->listed = head.listed;
     return 0;
 }
 

@@ -404,9 +404,9 @@ class Pool(_Standard):
         self._engine.resize(processes)
 
     def stats(self) -> dict[str, Any]:
-        """Counts what the pool has done so far: tasks, seconds, bytes_in and bytes_out in total, the same for each of
-        "workers", and with devices for each of "devices". With devices, "lent" counts the arrays of PyTorch and CuPy that
-        were sent "shared", without a copy, and those that were "copied".
+        """Counts what the pool has done so far: tasks (calls of functions), chunks (which workers take at once: in a map several
+        tasks), seconds, bytes_in and bytes_out in total, the same for each of "workers", and with devices for each of "devices".
+        With devices, "lent" counts arrays of PyTorch and CuPy sent "shared", without a copy, and those "copied".
 
         Seconds are those in which tasks ran. bytes_in are the bytes of arguments as they were sent, bytes_out those of
         results and of `Out` arrays.

@@ -343,8 +343,8 @@ static PyObject *dispatch_look_at(PyObject *self, PyObject *args) {
     if (worker >= ((Dispatch *)self)->workers)
         return PyErr_Format(PyExc_ValueError, "there is no worker %u", worker);
     cw_pool_look_at(((Dispatch *)self)->pool, worker, &info);
-    return Py_BuildValue("IKKKK", info.state, info.tasks, info.busy_ns, info.bytes_in,
-                         info.bytes_out);
+    return Py_BuildValue("IKKKKK", info.state, info.tasks, info.busy_ns, info.bytes_in,
+                         info.bytes_out, info.calls);
 }
 
 static PyObject *dispatch_words(PyObject *self, PyObject *args) {

@@ -85,11 +85,12 @@ static PyObject *function_of(WorkerEnd *w, const cw_task *task) {
     return function;
 }
 
-static PyObject *call_each(PyObject *function, PyObject *items, int star) {
+static PyObject *call_each(WorkerEnd *w, PyObject *function, PyObject *items, int star) {
     Py_ssize_t size = PyTuple_Size(items);
     PyObject *results = size < 0 ? NULL : PyList_New(size);
     for (Py_ssize_t i = 0; results && i < size; i++) {
         PyObject *item = PyTuple_GetItem(items, i), *value = NULL;
+        w->calls++;
         if (!star) {
             value = PyObject_CallFunctionObjArgs(function, item, NULL);
         } else {
@@ -116,10 +117,12 @@ static PyObject *run_plain(WorkerEnd *w, const cw_task *task) {
         if (named && !PyDict_Check(named))
             PyErr_Format(PyExc_TypeError, "argument after ** must be a mapping, not %R",
                          Py_TYPE(named));
-        else if (positional)
+        else if (positional) {
+            w->calls++;
             value = PyObject_Call(function, positional, named);
+        }
     } else {
-        value = call_each(function, args, task->kind == TASK_STARMAP);
+        value = call_each(w, function, args, task->kind == TASK_STARMAP);
     }
     Py_DECREF(function);
     Py_DECREF(args);
@@ -239,8 +242,9 @@ static PyObject *call(WorkerEnd *w, const cw_task *task) {
 static int run(WorkerEnd *w, cw_task *task) {
     w->current = task;
     w->place = task->place;
-    w->extra_in = w->extra_back = 0;
+    w->extra_in = w->extra_back = w->calls = 0;
     PyObject *value = call(w, task);
+    cw_worker_called(w->worker, w->calls);
     w->current = NULL;
     uint64_t extra_out = 0;
     int code = 0, well = value != NULL;
@@ -412,6 +416,8 @@ static PyMemberDef members[] = {
      "Bytes that came beside the task's data."},
     {"extra_back", T_ULONGLONG, offsetof(WorkerEnd, extra_back), 0,
      "Bytes of results that the task has written, or will have, into the parent's memory."},
+    {"calls", T_ULONGLONG, offsetof(WorkerEnd, calls), 0,
+     "Calls of functions that the task has made so far."},
     {"place", T_ULONGLONG, offsetof(WorkerEnd, place), READONLY,
      "The number of the task that runs, or ran last."},
     {"running", T_BOOL, offsetof(WorkerEnd, running), 0, "Whether a task of the user's runs."},

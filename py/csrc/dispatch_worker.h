@@ -24,6 +24,7 @@ typedef struct {
     } functions[FUNCTIONS];
     unsigned long long extra_in;   /* bytes beside the present task's data, told by the handler */
     unsigned long long extra_back; /* bytes of results in the parent's own memory, likewise */
+    unsigned long long calls;      /* of functions that the present task has made so far */
     unsigned long long place;      /* of the task that runs, or ran last */
     const cw_task *current;        /* the task that runs */
     struct deferred *deferred;

@@ -94,9 +94,11 @@ struct cw_block_table { /* a CW_SEGMENT_BLOCKS segment */
     uint32_t reserved1;
     cw_a64 device_uuid[2]; /* as bytes; zero for the host */
     cw_a64 data;           /* the inode of a host slab's data; else 0 */
+    cw_a64 orphan_ns;      /* CLOCK_MONOTONIC when its owner went; 0: it has one */
+    cw_a64 reserved2[7];
     struct cw_block blocks[];
 };
-_Static_assert(sizeof(struct cw_block_table) == 128, "layout");
+_Static_assert(sizeof(struct cw_block_table) == 192, "layout");
 
 static inline uint64_t cw_block_gen(uint64_t word) {
     return word >> CW_BLOCK_GEN_SHIFT;

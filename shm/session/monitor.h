@@ -8,6 +8,9 @@
 #ifndef CW_SHM_SESSION_MONITOR_H
 #define CW_SHM_SESSION_MONITOR_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
 #include "shm/names/directory.h"
 #include "shm/base/wait.h"
 
@@ -31,7 +34,12 @@
     X(transit_seconds, 300, "seconds until a transit lease ends by itself")                        \
     X(pickle_seconds, 10, "seconds that an array stays after a pickle of it was first opened")     \
     X(max_pickle_bytes, 1073741824, "bytes of such arrays, after which the oldest end earlier")    \
-    X(names_linger_seconds, 60, "seconds that names outlive the user's last client")
+    X(names_linger_seconds, 60, "seconds that names outlive the user's last client")               \
+    X(max_log_lines, 20, "lines a second in the broker's log; at once 25 times as many")           \
+    X(max_pid_log_lines, 5, "of these, about one process")                                         \
+    X(max_client_bytes, 0, "bytes of slabs that one client made")                                  \
+    X(max_pid_bytes, 0, "bytes of slabs that all clients of one process made")                     \
+    X(max_pid_clients, 0, "clients connected at once of one process")
 
 /* Counters: X(name, what it counts). They only rise, within one run of the broker. */
 #define CW_COUNTERS(X)                                                                             \
@@ -62,7 +70,10 @@
     X(bytes_staged, "bytes copied from GPU to GPU through host memory")                            \
     X(jobs_done, "copies that cableway-mover did")                                                 \
     X(jobs_repeated, "copies begun anew since the mover died in them")                             \
-    X(mover_starts, "times that a mover was started")
+    X(mover_starts, "times that a mover was started")                                              \
+    X(errors, "errors that the broker met, or told clients of")                                    \
+    X(errors_forgotten, "of these, of kinds that `cableway log` has no place for")                 \
+    X(log_lines_left_out, "lines that the log was spared: too many, or nobody read them")
 
 /* Gauges: X(name, what it tells). Values of this moment. */
 #define CW_GAUGES(X)                                                                               \
@@ -111,6 +122,22 @@ struct cw_monitor_client { /* 128 bytes; session 0: the row is empty */
 };
 _Static_assert(sizeof(struct cw_monitor_client) == 128, "layout");
 
+/*
+ * Errors, each kind once: texts that differ in numbers alone are one kind. For who looks at a
+ * broker, whatever became of its log. The broker alone writes; a kind that is new takes the place
+ * of the one that was met last the longest time ago.
+ */
+#define CW_ERRORS_KEPT      64u
+#define CW_ERROR_TEXT_BYTES 224u
+struct cw_monitor_error { /* 256 bytes; count 0: the row is empty, or being written */
+    cw_a64 count;
+    cw_a64 first_ns, last_ns; /* CLOCK_REALTIME */
+    cw_a32 pid;               /* whose request it was, the last time; 0: none */
+    uint32_t reserved;
+    cw_a64 text[CW_ERROR_TEXT_BYTES / 8]; /* the last one, terminated */
+};
+_Static_assert(sizeof(struct cw_monitor_error) == 256, "layout");
+
 struct cw_root { /* the root segment */
     struct cw_segment_header header;
     uint32_t protocol; /* CW_PROTOCOL_VERSION */
@@ -129,11 +156,24 @@ struct cw_root { /* the root segment */
     _Alignas(64) cw_a64 counters[CW_COUNTER_COUNT];
     _Alignas(64) cw_a64 gauges[CW_GAUGE_COUNT];
     _Alignas(64) struct cw_monitor_client clients[CW_MONITOR_CLIENTS];
+    _Alignas(64) struct cw_monitor_error errors[CW_ERRORS_KEPT];
 };
 
 const char *cw_limit_name(enum cw_limit which);
 const char *cw_limit_what(enum cw_limit which);
 uint64_t cw_limit_default(enum cw_limit which);
+/* Which one it is as large as while nobody has set it (or set it to 0); CW_LIMIT_COUNT: none. */
+unsigned cw_limit_leader(enum cw_limit which);
+uint64_t cw_limit_most(enum cw_limit which); /* that it may be set to */
+/* Is it a number of bytes? Else it counts, or is in seconds. */
+bool cw_limit_in_bytes(enum cw_limit which);
+/* The limit whose name is these bytes (they need not end with 0); CW_LIMIT_COUNT: there is none. */
+unsigned cw_limit_find(const char *name, size_t name_bytes);
+/* May it be set to value? Else -EINVAL, with a sentence that begins with where value stands (a
+ * variable, file:line, a command) and says what was read and what is allowed. */
+int cw_limit_check(enum cw_limit which, uint64_t value, const char *where);
+/* The value that a text gives, in all places where a limit is written: 0 and *out, or as above. */
+int cw_limit_parse(enum cw_limit which, const char *text, const char *where, uint64_t *out);
 const char *cw_counter_name(enum cw_counter which);
 const char *cw_counter_what(enum cw_counter which);
 const char *cw_gauge_name(enum cw_gauge which);

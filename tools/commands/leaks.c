@@ -1,30 +1,25 @@
 /*
  * cableway leaks: memory that perhaps nobody needs, and what to do about it.
  *
- * What processes keep free, and memory whose maker is dead, comes from the monitor page and the
- * block tables: nobody is asked. Names, handles under way and old versions only the broker can
- * tell; where it does not, these parts are null, the rest is shown, and the exit code says it. Text
- * is made of the same JSON that --json prints.
+ * What is looked for, and where, is in watch/leaks.c. What only the broker can tell is null where
+ * it does not, the rest is shown, and the exit code says it. Text is made of the same JSON that
+ * --json prints.
  */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "shm/base/error.h"
-#include "shm/base/wait.h"
 #include "tools/cli.h"
 #include "tools/monitor.h"
 #include "tools/output.h"
-#include "tools/watch/clients.h"
-#include "tools/watch/memory.h"
+#include "tools/watch/leaks.h"
 
-#define OLDER_SECONDS  60.0
-#define CACHE_LEAST    (1u << 20) /* bytes: less is not worth a line */
-#define TRANSITS_SHOWN 96u
-#define ROWS_SHOWN     20u /* of each part, as text */
+#define OLDER_SECONDS 60.0
+#define ROWS_SHOWN    20u /* of each part, as text */
+#define NAMES_SHOWN   3u  /* of each slab */
 
-enum kind { TEXT, NUMBER, SIZE, SPAN, YES_NO, NUMBERS };
+enum kind { TEXT, NUMBER, SIZE, SPAN, END, YES_NO, NUMBERS, HOLDERS };
 
 struct column {
     const char *key, *title;
@@ -34,17 +29,15 @@ struct column {
 struct part {
     const char *key, *title, *advice;
     const char *sorted_by; /* the largest first */
-    struct column columns[9];
+    struct column columns[10];
 };
 
-enum { UNHELD, TRANSITS, CACHES, OLD_VERSIONS, ORPHANS, PARTS };
-
-static const struct part parts[PARTS] = {
-    [UNHELD] =
+static const struct part parts[LEAKS_PARTS] = {
+    [LEAKS_UNHELD] =
         {"unheld",
          "arrays with a name that nobody has open",
-         "`cableway rm NAME` removes those that nobody will open. Those put with keep=True stay "
-         "until then.",
+         "Remove those that nobody will open, each by the command in its line. Those put with "
+         "keep=True stay until then.",
          "bytes",
          {{"name", "NAME", TEXT},
           {"namespace", "NAMESPACE", TEXT},
@@ -52,12 +45,14 @@ static const struct part parts[PARTS] = {
           {"bytes", ">BYTES", SIZE},
           {"owner_pid", ">PUT BY", NUMBER},
           {"age_seconds", ">AGE", SPAN},
-          {"keep", "KEEP", YES_NO}}},
-    [TRANSITS] =
+          {"keep", "KEEP", YES_NO},
+          {"remove", "TO REMOVE IT", TEXT}}},
+    [LEAKS_TRANSITS] =
         {"transits",
          "handles that were sent and not opened by all for whom they are",
-         "A queue that nobody reads, a pickle that nobody loads. Read it, or delete it; else "
-         "each ends by itself after transit_seconds, in a queue with the queue.",
+         "A queue that nobody reads, a pickle that nobody loads. Read it, or delete it. A pickle "
+         "ends by itself after transit_seconds; an item of a queue stays until somebody takes it, "
+         "or the queue ends.",
          "age_seconds",
          {{"device", "DEVICE", TEXT},
           {"bytes", ">BYTES", SIZE},
@@ -65,8 +60,8 @@ static const struct part parts[PARTS] = {
           {"openers", ">TO OPEN", NUMBER},
           {"queued", "IN A QUEUE", YES_NO},
           {"age_seconds", ">AGE", SPAN},
-          {"ends_in_seconds", ">ENDS IN", SPAN}}},
-    [CACHES] =
+          {"ends_in_seconds", ">ENDS IN", END}}},
+    [LEAKS_CACHES] =
         {"caches",
          "memory that an idle process keeps free for its next arrays",
          "Host memory is taken back when others need it. CABLEWAY_CACHE_BYTES and "
@@ -78,209 +73,31 @@ static const struct part parts[PARTS] = {
           {"free_bytes", ">FREE", SIZE},
           {"live_bytes", ">IN ARRAYS", SIZE},
           {"idle_seconds", ">IDLE", SPAN}}},
-    [OLD_VERSIONS] = {"old_versions",
-                      "earlier versions of trees that processes still have open",
-                      "Let these processes get the name again and drop the old tree, or end them.",
-                      "bytes",
-                      {{"name", "NAME", TEXT},
-                       {"namespace", "NAMESPACE", TEXT},
-                       {"version", ">VERSION", NUMBER},
-                       {"bytes", ">BYTES", SIZE},
-                       {"pids", "HELD BY", NUMBERS},
-                       {"age_seconds", ">AGE", SPAN}}},
-    [ORPHANS] =
+    [LEAKS_OLD] = {"old_versions",
+                   "earlier versions of trees that processes still have open",
+                   "Let these processes get the name again and drop the old tree, or end them.",
+                   "bytes",
+                   {{"name", "NAME", TEXT},
+                    {"namespace", "NAMESPACE", TEXT},
+                    {"version", ">VERSION", NUMBER},
+                    {"bytes", ">BYTES", SIZE},
+                    {"pids", "HELD BY", NUMBERS},
+                    {"age_seconds", ">AGE", SPAN}}},
+    [LEAKS_ORPHANS] =
         {"orphans",
          "memory whose maker has ended",
-         "What is in arrays stays until nobody has them open and no name means them; the rest "
-         "the next process takes that needs memory. nvidia-smi shows no process for it.",
+         "Arrays stay as long as who stands under HELD BY has them: end these processes, or let "
+         "them close the arrays; remove the names; open or delete what was sent. The next process "
+         "that needs memory takes the rest. nvidia-smi shows no process for it.",
          "bytes",
          {{"slab", ">SLAB", NUMBER},
           {"device", "DEVICE", TEXT},
           {"bytes", ">BYTES", SIZE},
           {"live_bytes", ">IN ARRAYS", SIZE},
-          {"arrays", ">ARRAYS", NUMBER}}},
+          {"arrays", ">ARRAYS", NUMBER},
+          {"age_seconds", ">SINCE", SPAN},
+          {"holders", "HELD BY", HOLDERS}}},
 };
-
-struct search {
-    double older_seconds;
-    json_t *found[PARTS]; /* arrays; NULL: could not be asked for */
-    uint64_t transits;    /* all that there are */
-};
-
-/* ---- what shared memory tells ---- */
-
-/* Free memory of one client on one device. */
-static void find_cache(struct search *search, const struct client_row *row,
-                       const struct memory_slab *slabs, size_t count, const char *device) {
-    uint64_t free_bytes = 0, live_bytes = 0;
-    double idle_seconds = (double)(cw_now_ns() - (int64_t)row->heard_ns) * 1e-9;
-    for (size_t i = 0; i < count; i++) {
-        if (slabs[i].owner != row->session || strcmp(slabs[i].device, device) != 0)
-            continue;
-        free_bytes += slabs[i].size_bytes - slabs[i].live_bytes;
-        live_bytes += slabs[i].live_bytes;
-    }
-    if (free_bytes < CACHE_LEAST || idle_seconds < search->older_seconds)
-        return;
-    json_array_append_new(search->found[CACHES],
-                          json_pack("{s:I, s:I, s:o, s:s, s:I, s:I, s:f}", "pid",
-                                    (json_int_t)row->pid, "session", (json_int_t)row->session,
-                                    "command", output_json_text(row->comm), "device", device,
-                                    "free_bytes", (json_int_t)free_bytes, "live_bytes",
-                                    (json_int_t)live_bytes, "idle_seconds", idle_seconds));
-}
-
-/* Of its owner's slabs on its device? */
-static bool is_first(const struct memory_slab *slabs, size_t at) {
-    for (size_t i = 0; i < at; i++) {
-        if (slabs[i].owner == slabs[at].owner && strcmp(slabs[i].device, slabs[at].device) == 0)
-            return false;
-    }
-    return true;
-}
-
-static void find_caches(struct search *search, const struct monitor *monitor,
-                        const struct memory_slab *slabs, size_t count) {
-    struct client_row row;
-    for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++) {
-        if (!clients_copy(monitor->root, i, &row))
-            continue;
-        for (size_t s = 0; s < count; s++) {
-            if (slabs[s].owner == row.session && is_first(slabs, s))
-                find_cache(search, &row, slabs, count, slabs[s].device);
-        }
-    }
-}
-
-static int look_at_memory(struct search *search, const struct monitor *monitor) {
-    struct memory_slab *slabs;
-    size_t count;
-    int result = memory_slabs(monitor, &slabs, &count);
-    if (result)
-        return result;
-    search->found[CACHES] = json_array();
-    search->found[ORPHANS] = json_array();
-    find_caches(search, monitor, slabs, count);
-    for (size_t i = 0; i < count; i++) {
-        if (slabs[i].owner == 0)
-            json_array_append_new(
-                search->found[ORPHANS],
-                json_pack("{s:I, s:s, s:I, s:I, s:I}", "slab", (json_int_t)slabs[i].slab, "device",
-                          slabs[i].device, "bytes", (json_int_t)slabs[i].size_bytes, "live_bytes",
-                          (json_int_t)slabs[i].live_bytes, "arrays", (json_int_t)slabs[i].blocks));
-    }
-    free(slabs);
-    return 0;
-}
-
-/* ---- what the broker tells ---- */
-
-struct names {
-    struct search *search;
-    const char *name_space;
-};
-
-static int find_unheld(void *context, const cw_name_info *info) {
-    struct names *names = context;
-    double age_seconds = output_age_seconds(info->created_ns);
-    /* One reference is that of the name: any other is a handle or a fork that may still open it. */
-    if (!*info->device || info->holders > 0 || info->references > 1 ||
-        age_seconds < names->search->older_seconds)
-        return 0;
-    json_array_append_new(
-        names->search->found[UNHELD],
-        json_pack("{s:o, s:o, s:s, s:s, s:I, s:I, s:I, s:f, s:b}", "name",
-                  output_json_text(info->name), "namespace", output_json_text(names->name_space),
-                  "device", *info->device_uuid ? info->device_uuid : info->device, "kind",
-                  strcmp(info->dtype, "tree") == 0 ? "tree" : "array", "bytes",
-                  (json_int_t)info->nbytes, "owner_pid", (json_int_t)info->owner_pid, "created_ns",
-                  (json_int_t)info->created_ns, "age_seconds", age_seconds, "keep",
-                  info->keep != 0));
-    return 0;
-}
-
-static int find_old_versions(struct search *search, cw_client *client, const char *name_space) {
-    cw_version_info info = {.version = 0};
-    int result;
-    while ((result = cw_version_next(client, "", 1, info.version, &info)) == 0) {
-        double age_seconds = output_age_seconds(info.created_ns);
-        if (info.latest || !info.holders || age_seconds < search->older_seconds)
-            continue;
-        json_t *pids = json_array();
-        for (uint32_t i = 0; i < info.listed; i++)
-            json_array_append_new(pids, json_integer(info.pids[i]));
-        json_array_append_new(
-            search->found[OLD_VERSIONS],
-            json_pack("{s:o, s:o, s:I, s:I, s:I, s:o, s:f}", "name", output_json_text(info.name),
-                      "namespace", output_json_text(name_space), "version",
-                      (json_int_t)info.version, "bytes", (json_int_t)info.total_bytes, "holders",
-                      (json_int_t)info.holders, "pids", pids, "age_seconds", age_seconds));
-    }
-    return result == -ENOENT ? 0 : result;
-}
-
-static int find_transits(struct search *search, cw_client *client) {
-    cw_transit_info oldest[TRANSITS_SHOWN];
-    uint32_t count;
-    int result = cw_transits_oldest(client, oldest, TRANSITS_SHOWN, &count, &search->transits);
-    for (uint32_t i = 0; result == 0 && i < count; i++) {
-        const cw_transit_info *at = &oldest[i];
-        if ((double)at->age_ns * 1e-9 < search->older_seconds)
-            continue;
-        json_array_append_new(
-            search->found[TRANSITS],
-            json_pack("{s:s, s:I, s:o, s:o, s:b, s:b, s:f, s:f}", "device",
-                      *at->device_uuid ? at->device_uuid : at->device, "bytes",
-                      (json_int_t)at->nbytes, "pid",
-                      at->pid ? json_integer((json_int_t)at->pid) : json_null(), "openers",
-                      at->openers ? json_integer((json_int_t)at->openers) : json_null(), "opened",
-                      (int)at->opened, "queued", (int)at->tied, "age_seconds",
-                      (double)at->age_ns * 1e-9, "ends_in_seconds", (double)at->left_ns * 1e-9));
-    }
-    return result;
-}
-
-static int ask_of_names(struct search *search, const char *name_space) {
-    struct names names = {search, name_space};
-    cw_client *client;
-    int code = cli_connect_to(name_space, false, &client);
-    if (code)
-        return code;
-    int result = cw_names_stat(client, "", find_unheld, &names);
-    if (result == 0)
-        result = find_old_versions(search, client, name_space);
-    code = cli_result(result);
-    cw_client_unref(client);
-    return code;
-}
-
-static int ask(struct search *search, struct monitor *monitor) {
-    static const int asked[] = {UNHELD, TRANSITS, OLD_VERSIONS};
-    char **spaces = NULL;
-    size_t count = 0;
-    cw_client *client;
-    int code = cli_connect_to("", false, &client);
-    if (code)
-        return code;
-    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
-        search->found[asked[i]] = json_array();
-    code = cli_result(find_transits(search, client));
-    cw_client_unref(client);
-    if (code == CLI_OK)
-        code = cli_result(monitor_namespaces(monitor, &spaces, &count));
-    for (size_t i = 0; i < count; i++) {
-        if (code == CLI_OK)
-            code = ask_of_names(search, spaces[i]);
-        free(spaces[i]);
-    }
-    free(spaces);
-    /* Half of it would be taken for all. */
-    for (size_t i = 0; code && i < sizeof asked / sizeof *asked; i++) {
-        json_decref(search->found[asked[i]]);
-        search->found[asked[i]] = NULL;
-    }
-    return code;
-}
 
 /* ---- output ---- */
 
@@ -307,17 +124,58 @@ static void sort(json_t *found, const char *key) {
     free(rows);
 }
 
-static void add_cell(struct output_table *table, const json_t *value, enum kind kind) {
+/* Who keeps the arrays of a slab: processes, names, and whatever else the broker counts. */
+static void add_holders(struct output_table *table, const json_t *row) {
+    const json_t *pids = json_object_get(row, "pids"), *names = json_object_get(row, "names");
+    long long others = json_integer_value(json_object_get(row, "other_references"));
+    long long holders = json_integer_value(json_object_get(row, "holders"));
+    size_t at, length;
+    json_t *each;
+    char *text;
+    FILE *to = open_memstream(&text, &length);
+    CW_ASSERT(to);
+    json_array_foreach(pids, at, each) {
+        fprintf(to, "%s%lld", at ? "," : "pid ", (long long)json_integer_value(each));
+    }
+    if (holders > (long long)json_array_size(pids))
+        fprintf(to, ",...");
+    json_array_foreach(names, at, each) {
+        const char *space = json_string_value(json_object_get(each, "namespace"));
+        if (at < NAMES_SHOWN)
+            fprintf(to, "%sname %s%s%s%s", ftell(to) ? "; " : "",
+                    json_string_value(json_object_get(each, "name")), *space ? " (namespace " : "",
+                    space, *space ? ")" : "");
+    }
+    if (json_array_size(names) > NAMES_SHOWN)
+        fprintf(to, "; %zu more names", json_array_size(names) - NAMES_SHOWN);
+    if (others)
+        fprintf(to, "%s%lld %s", ftell(to) ? "; " : "", others,
+                others == 1 ? "handle, fork or part of a tree"
+                            : "handles, forks or parts of trees");
+    CW_ASSERT(fclose(to) == 0);
+    output_table_add(table, *text ? text : "-");
+    free(text);
+}
+
+static void add_cell(struct output_table *table, const json_t *row, const char *key,
+                     enum kind kind) {
     char text[OUTPUT_SHORT];
-    if (!value || json_is_null(value))
+    const json_t *value = json_object_get(row, key);
+    if (kind == END && json_is_null(value))
+        output_table_add(table, "with the queue");
+    else if (kind == TEXT && json_is_null(value))
+        output_table_add(table, "-");
+    else if (!value || json_is_null(value))
         output_table_add(table, "?");
+    else if (kind == HOLDERS)
+        add_holders(table, row);
     else if (kind == TEXT)
         output_table_addf(table, "%s", *json_string_value(value) ? json_string_value(value) : "-");
     else if (kind == NUMBER)
         output_table_addf(table, "%lld", (long long)json_integer_value(value));
     else if (kind == SIZE)
         output_table_add(table, output_size((uint64_t)json_integer_value(value), text));
-    else if (kind == SPAN)
+    else if (kind == SPAN || kind == END)
         output_table_add(table, output_span(json_number_value(value), text));
     else if (kind == YES_NO)
         output_table_add(table, json_is_true(value) ? "yes" : "no");
@@ -340,7 +198,7 @@ static void print_part(const struct part *part, const json_t *found, uint64_t mo
     for (size_t r = 0; r < count && r < ROWS_SHOWN; r++) {
         row = json_array_get(found, r);
         for (at = 0; part->columns[at].key; at++)
-            add_cell(&table, json_object_get(row, part->columns[at].key), part->columns[at].kind);
+            add_cell(&table, row, part->columns[at].key, part->columns[at].kind);
     }
     printf("%s: %zu\n", part->title, count);
     output_table_print(&table, "  ");
@@ -352,57 +210,54 @@ static void print_part(const struct part *part, const json_t *found, uint64_t mo
     output_table_deinit(&table);
 }
 
-static void print_text(const struct search *search) {
+static void print_text(const struct leaks *leaks) {
     size_t all = 0;
-    for (int p = 0; p < PARTS; p++) {
-        size_t count = json_array_size(search->found[p]);
+    for (int p = 0; p < LEAKS_PARTS; p++) {
+        size_t count = json_array_size(leaks->found[p]);
         all += count;
         if (count)
-            print_part(&parts[p], search->found[p],
-                       p == TRANSITS && search->transits > count ? search->transits : 0);
-        else if (!search->found[p])
+            print_part(&parts[p], leaks->found[p],
+                       p == LEAKS_TRANSITS && leaks->transits > count ? leaks->transits : 0);
+        else if (!leaks->found[p])
             printf("%s: not known, the broker could not be asked\n\n", parts[p].title);
     }
     if (!all)
-        printf("Nothing was found that is older than %g s.\n", search->older_seconds);
+        printf("Nothing was found that is older than %g s.\n", leaks->older_seconds);
 }
 
-static void print_json(const struct search *search) {
+static void print_json(const struct leaks *leaks) {
     json_t *told = json_object(), *advice = json_object();
-    for (int p = 0; p < PARTS; p++) {
+    for (int p = 0; p < LEAKS_PARTS; p++) {
         json_object_set_new(told, parts[p].key,
-                            search->found[p] ? json_incref(search->found[p]) : json_null());
+                            leaks->found[p] ? json_incref(leaks->found[p]) : json_null());
         json_object_set_new(advice, parts[p].key, json_string(parts[p].advice));
     }
     json_object_set_new(told, "transits_under_way",
-                        search->found[TRANSITS] ? json_integer((json_int_t)search->transits)
-                                                : json_null());
-    json_object_set_new(told, "older_seconds", json_real(search->older_seconds));
+                        leaks->found[LEAKS_TRANSITS] ? json_integer((json_int_t)leaks->transits)
+                                                     : json_null());
+    json_object_set_new(told, "older_seconds", json_real(leaks->older_seconds));
     json_object_set_new(told, "advice", advice);
     output_json(told);
 }
 
 int cmd_leaks(const struct cli *cli) {
-    struct search search = {.older_seconds = OLDER_SECONDS};
+    struct leaks leaks = {.older_seconds = OLDER_SECONDS};
     struct monitor monitor;
     if (cli->options & CLI_OLDER)
-        search.older_seconds = (double)cli->older_ns * 1e-9;
+        leaks.older_seconds = (double)cli->older_ns * 1e-9;
     int result = monitor_open(&monitor);
     if (result)
         return result == -ENOENT ? cli_error(CLI_NO_BROKER, "%s", cw_error()) : cli_result(result);
-    int code = cli_result(look_at_memory(&search, &monitor));
-    if (code == CLI_OK)
-        code = ask(&search, &monitor);
+    int code = leaks_find(&leaks, &monitor);
     monitor_close(&monitor);
-    for (int p = 0; p < PARTS; p++) {
-        if (search.found[p])
-            sort(search.found[p], parts[p].sorted_by);
+    for (int p = 0; p < LEAKS_PARTS; p++) {
+        if (leaks.found[p])
+            sort(leaks.found[p], parts[p].sorted_by);
     }
     if (cli->options & CLI_JSON)
-        print_json(&search);
+        print_json(&leaks);
     else
-        print_text(&search);
-    for (int p = 0; p < PARTS; p++)
-        json_decref(search.found[p]);
+        print_text(&leaks);
+    leaks_deinit(&leaks);
     return code;
 }

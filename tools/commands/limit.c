@@ -3,21 +3,25 @@
  *
  * `show` reads the monitor page alone, so it works when the broker is stopped or full. `set` is a
  * client; the broker lets it in also where max_clients is reached, by the name that this process
- * takes.
+ * takes, and where many come at once they wait for each other.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 #include "shm/base/error.h"
+#include "shm/base/wait.h"
 #include "tools/cli.h"
 #include "tools/monitor.h"
 #include "tools/output.h"
 #include "tools/watch/clients.h"
 
-#define ADMIN_NAME "cableway-limit" /* broker/session/hello.c */
+#define ADMIN_NAME    "cableway-limit" /* broker/session/hello.c, which has two places for it */
+#define ADMIN_WAIT_NS 5000000000       /* for one of these places */
+#define ADMIN_NAP_NS  5000000
 
 struct usage {
     bool known;
@@ -31,6 +35,11 @@ static uint64_t of_client(enum cw_limit limit, const struct client_row *row) {
         return row->slabs;
     case CW_LIMIT_max_client_transits:
         return row->transits;
+    case CW_LIMIT_max_client_bytes:
+    case CW_LIMIT_max_pid_bytes:
+        return row->bytes;
+    case CW_LIMIT_max_pid_clients:
+        return 1;
     default:
         return row->waits;
     }
@@ -45,6 +54,25 @@ static struct usage of_clients(struct cw_root *root, enum cw_limit limit) {
         usage.value = of_client(limit, &row);
         usage.pid = row.pid;
     }
+    return usage;
+}
+
+/* Of all clients of the process that has most. */
+static struct usage of_processes(struct cw_root *root, enum cw_limit limit) {
+    struct client_row *rows = calloc(CW_MONITOR_CLIENTS, sizeof *rows);
+    struct usage usage = {.known = true};
+    size_t count = 0;
+    CW_ASSERT(rows);
+    for (unsigned i = 0; i < CW_MONITOR_CLIENTS; i++)
+        count += clients_copy(root, i, &rows[count]);
+    for (size_t i = 0; i < count; i++) {
+        uint64_t sum = 0;
+        for (size_t j = 0; j < count; j++)
+            sum += rows[j].pid == rows[i].pid ? of_client(limit, &rows[j]) : 0;
+        if (sum > usage.value)
+            usage = (struct usage){.known = true, .value = sum, .pid = rows[i].pid};
+    }
+    free(rows);
     return usage;
 }
 
@@ -67,24 +95,22 @@ static struct usage usage_of(struct cw_root *root, enum cw_limit limit) {
                                   .value = monitor_word(&root->gauges[gauges[i].gauge])};
     }
     if (limit == CW_LIMIT_max_client_slabs || limit == CW_LIMIT_max_client_transits ||
-        limit == CW_LIMIT_max_client_waits)
+        limit == CW_LIMIT_max_client_waits || limit == CW_LIMIT_max_client_bytes)
         return of_clients(root, limit);
+    if (limit == CW_LIMIT_max_pid_bytes || limit == CW_LIMIT_max_pid_clients)
+        return of_processes(root, limit);
     return (struct usage){.known = false};
 }
 
 /* ---- show ---- */
 
-static bool ends_with(const char *name, const char *end) {
-    return strlen(name) > strlen(end) && !strcmp(name + strlen(name) - strlen(end), end);
-}
-
 /* text: OUTPUT_SHORT bytes. Returns text. */
 static char *in_unit(enum cw_limit limit, uint64_t value, char *text) {
     if (value == INT64_MAX)
         snprintf(text, OUTPUT_SHORT, "none");
-    else if (ends_with(cw_limit_name(limit), "_bytes"))
+    else if (cw_limit_in_bytes(limit))
         output_size(value, text);
-    else if (ends_with(cw_limit_name(limit), "_seconds"))
+    else if (strstr(cw_limit_name(limit), "_seconds"))
         snprintf(text, OUTPUT_SHORT, "%llu s", (unsigned long long)value);
     else
         snprintf(text, OUTPUT_SHORT, "%llu", (unsigned long long)value);
@@ -92,11 +118,14 @@ static char *in_unit(enum cw_limit limit, uint64_t value, char *text) {
 }
 
 static const char *default_of(enum cw_limit limit, char *text) {
+    unsigned leader = cw_limit_leader(limit);
+    if (leader != CW_LIMIT_COUNT) {
+        snprintf(text, OUTPUT_SHORT, "as %s", cw_limit_name(leader));
+        return text;
+    }
     switch (limit) {
     case CW_LIMIT_max_bytes:
         return "half of the memory";
-    case CW_LIMIT_max_user_bytes:
-        return "as max_bytes";
     case CW_LIMIT_max_gpu_bytes:
         return "none";
     default:
@@ -121,9 +150,10 @@ static void add_row(struct output_table *table, struct cw_root *root, enum cw_li
 static json_t *json_row(struct cw_root *root, enum cw_limit limit) {
     uint64_t by_default = cw_limit_default(limit);
     struct usage usage = usage_of(root, limit);
-    bool computed = by_default == 0 && ends_with(cw_limit_name(limit), "_bytes");
-    return json_pack("{s:s, s:I, s:o, s:o, s:o, s:s}", "name", cw_limit_name(limit), "value",
-                     (json_int_t)monitor_word(&root->limits[limit]), "default",
+    bool computed =
+        cw_limit_leader(limit) != CW_LIMIT_COUNT || (by_default == 0 && cw_limit_in_bytes(limit));
+    return json_pack("{s:s, s:o, s:o, s:o, s:o, s:s}", "name", cw_limit_name(limit), "value",
+                     output_json_limit(monitor_word(&root->limits[limit])), "default",
                      computed ? json_null() : json_integer((json_int_t)by_default), "used",
                      usage.known ? json_integer((json_int_t)usage.value) : json_null(),
                      "used_by_pid", usage.pid ? json_integer((json_int_t)usage.pid) : json_null(),
@@ -132,9 +162,7 @@ static json_t *json_row(struct cw_root *root, enum cw_limit limit) {
 
 /* The limit of that name; CW_LIMIT_COUNT: there is none, and the error was printed. */
 static unsigned find(const char *name) {
-    unsigned limit = 0;
-    while (limit < CW_LIMIT_COUNT && strcmp(cw_limit_name(limit), name) != 0)
-        limit++;
+    unsigned limit = cw_limit_find(name, strlen(name));
     if (limit == CW_LIMIT_COUNT)
         cli_error(CLI_USAGE, "there is no limit \"%s\"; cableway limit show lists them", name);
     return limit;
@@ -174,26 +202,22 @@ static int show(const struct cli *cli) {
 
 /* ---- set ---- */
 
-/* A whole number; of bytes also with KiB, MiB, GiB or TiB. -1 and *out, or the exit code. */
-static int parse_value(unsigned limit, const char *text, uint64_t *out) {
-    static const char *const units[] = {"", "KiB", "MiB", "GiB", "TiB"};
-    char *end;
-    errno = 0;
-    unsigned long long number = strtoull(text, &end, 10);
-    if (*text >= '0' && *text <= '9' && !errno) {
-        for (unsigned i = 0; i < sizeof units / sizeof *units; i++) {
-            if (strcmp(end, units[i]) != 0 || (i && !ends_with(cw_limit_name(limit), "_bytes")) ||
-                number > UINT64_MAX >> 10 * i)
-                continue;
-            *out = (uint64_t)number << 10 * i;
-            return -1;
-        }
+/* Connects, also where max_clients is reached: the broker has places for who comes to change a
+ * limit. Where these are taken, too, whoever has them is done within milliseconds. CLI_OK and *out,
+ * or the exit code after the error was printed. */
+static int connect_as_admin(cw_client **out) {
+    int64_t end_ns = cw_now_ns() + ADMIN_WAIT_NS;
+    struct timespec nap = {.tv_nsec = ADMIN_NAP_NS};
+    prctl(PR_SET_NAME, ADMIN_NAME);
+    int code = cli_check_broker(false);
+    if (code)
+        return code;
+    int result = cw_connect(NULL, "", CW_CONNECT_NO_START, out);
+    while (result == -EDQUOT && cw_now_ns() < end_ns) {
+        nanosleep(&nap, NULL);
+        result = cw_connect(NULL, "", CW_CONNECT_NO_START, out);
     }
-    return cli_error(
-        CLI_USAGE, "limit set: %s takes a whole number%s, not '%s'", cw_limit_name(limit),
-        ends_with(cw_limit_name(limit), "_bytes") ? " of bytes, or one with KiB, MiB, GiB or TiB"
-                                                  : "",
-        text);
+    return cli_result(result);
 }
 
 static int set(const struct cli *cli) {
@@ -204,11 +228,9 @@ static int set(const struct cli *cli) {
     unsigned limit = find(name);
     if (limit == CW_LIMIT_COUNT)
         return CLI_USAGE;
-    int code = parse_value(limit, cli->arguments[2], &value);
-    if (code >= 0)
-        return code;
-    prctl(PR_SET_NAME, ADMIN_NAME);
-    code = cli_connect_to("", false, &client);
+    if (cw_limit_parse(limit, cli->arguments[2], "limit set", &value))
+        return cli_error(CLI_USAGE, "%s", cw_detail());
+    int code = connect_as_admin(&client);
     if (code)
         return code;
     int result = cw_limit_set(client, name, value, &before, &now);
@@ -217,12 +239,14 @@ static int set(const struct cli *cli) {
         return cli_error(CLI_USAGE, "%s", cw_error());
     if (result)
         return cli_result(result);
+    in_unit(limit, now, text[0]);
+    in_unit(limit, before, text[1]);
+    cli_changed("%s is %s now, and was %s", name, text[0], text[1]);
     if (cli->options & CLI_JSON)
-        output_json(json_pack("{s:s, s:I, s:I}", "name", name, "before", (json_int_t)before,
-                              "value", (json_int_t)now));
+        output_json(json_pack("{s:s, s:o, s:o}", "name", name, "before", output_json_limit(before),
+                              "value", output_json_limit(now)));
     else
-        printf("%s is %s now, and was %s\n", name, in_unit(limit, now, text[0]),
-               in_unit(limit, before, text[1]));
+        printf("%s is %s now, and was %s\n", name, text[0], text[1]);
     return CLI_OK;
 }
 

@@ -1,7 +1,8 @@
 /*
  * cableway ls: names and what lies under them, here or (//NODE/) on another node, which tells less
- * of them. One namespace, or all of them: which there are is
- * read from the directory itself (monitor.c), each is then asked for as its own clients would.
+ * of them. One namespace, or all of them: which there are is read from the directory itself
+ * (monitor.c), each is then asked for as its own clients would. Where the broker does not answer,
+ * the directory tells all but the holders.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,12 +14,14 @@
 #include "tools/monitor.h"
 #include "tools/names.h"
 #include "tools/output.h"
+#include "tools/watch/names.h"
 
 #define DTYPE_COLUMNS 40
 
 struct listing {
     const struct cli *cli;
     json_t *json; /* NULL: a table */
+    bool unheard; /* the broker does not answer: holders are not known */
     struct output_table table;
 };
 
@@ -41,7 +44,7 @@ static void add_row(struct listing *listing, const char *name, const cw_name_inf
                     const char *name_space) {
     char size[OUTPUT_SHORT], age[OUTPUT_SHORT];
     if (listing->json) {
-        json_array_append_new(listing->json, names_json(name, info, name_space));
+        json_array_append_new(listing->json, names_json(name, info, name_space, !listing->unheard));
         return;
     }
     struct output_table *table = &listing->table;
@@ -63,7 +66,10 @@ static void add_row(struct listing *listing, const char *name, const cw_name_inf
     output_table_add(table, output_size(info->nbytes, size));
     if (here) {
         output_table_addf(table, "%u", info->owner_pid);
-        output_table_addf(table, "%u", info->holders);
+        if (listing->unheard)
+            output_table_add(table, "?");
+        else
+            output_table_addf(table, "%u", info->holders);
     } else {
         output_table_add(table, "-");
         output_table_add(table, "-");
@@ -173,6 +179,32 @@ static int list_all(struct listing *listing) {
     return code;
 }
 
+static int add_unheard(void *context, const char *name_space, const cw_name_info *info) {
+    add_row(context, info->name, info, name_space);
+    return 0;
+}
+
+/* What the directory tells without the broker, if one is there and does not answer. */
+static bool list_unheard(struct listing *listing) {
+    const struct cli *cli = listing->cli;
+    const char *prefix = cli->count ? cli->arguments[0] : "", *name_space = NULL;
+    struct monitor monitor;
+    if (strncmp(prefix, "//", 2) == 0 || monitor_open(&monitor))
+        return false;
+    if (!(cli->options & CLI_ALL))
+        name_space = cli->name_space ? cli->name_space : secure_getenv("CABLEWAY_NAMESPACE");
+    if (!(cli->options & CLI_ALL) && !name_space)
+        name_space = "";
+    listing->unheard = true;
+    int result = names_walk(&monitor, name_space, prefix, add_unheard, listing);
+    monitor_close(&monitor);
+    if (result == 0)
+        cli_note(
+            "cableway: the list is as the directory has it; how many hold each only the broker "
+            "could tell");
+    return result == 0;
+}
+
 int cmd_ls(const struct cli *cli) {
     static const char *const titles[] = {"NAMESPACE", "NAME",   "DEVICE",   "SHAPE", "DTYPE",
                                          ">BYTES",    ">OWNER", ">HOLDERS", ">AGE",  NULL};
@@ -197,9 +229,10 @@ int cmd_ls(const struct cli *cli) {
     int code = old                      ? list_old(&listing, cli->name_space)
                : cli->options & CLI_ALL ? list_all(&listing)
                                         : list_one(&listing, cli->name_space);
-    if (code == CLI_OK && listing.json)
+    bool listed = code == CLI_OK || (code == CLI_FAILED && !old && list_unheard(&listing));
+    if (listed && listing.json)
         output_json(json_incref(listing.json));
-    else if (code == CLI_OK && listing.table.cell_count)
+    else if (listed && listing.table.cell_count)
         output_table_print(&listing.table, "");
     json_decref(listing.json);
     output_table_deinit(&listing.table);

@@ -207,6 +207,7 @@ enum pool_figure {
     WORKERS,
     QUEUED,
     TASKS,
+    CHUNKS,
     FAILED,
     REPEATED,
     BUSY,
@@ -217,9 +218,10 @@ enum pool_figure {
 
 static void write_pool(const struct pool_row *row, enum pool_figure figure) {
     char pid[16], pool[24];
-    const uint64_t values[POOL_FIGURES] = {row->workers,  row->queued,   row->tasks,
-                                           row->failed,   row->repeated, row->busy_ns,
-                                           row->bytes_in, row->bytes_out};
+    const uint64_t values[POOL_FIGURES] = {
+        [WORKERS] = row->workers, [QUEUED] = row->queued,     [TASKS] = row->tasks,
+        [CHUNKS] = row->chunks,   [FAILED] = row->failed,     [REPEATED] = row->repeated,
+        [BUSY] = row->busy_ns,    [BYTES_IN] = row->bytes_in, [BYTES_OUT] = row->bytes_out};
     const char *labels[] = {"pid", pid, "pool", pool, NULL};
     snprintf(pid, sizeof pid, "%u", row->pid);
     snprintf(pool, sizeof pool, "%llu", (unsigned long long)row->pool);
@@ -236,8 +238,10 @@ static void write_pools(const struct pools *pools) {
         const char *help;
     } families[POOL_FIGURES] = {
         [WORKERS] = {"workers", OPENMETRICS_GAUGE, "workers of the pool that live"},
-        [QUEUED] = {"queued", OPENMETRICS_GAUGE, "tasks that no worker has taken yet"},
-        [TASKS] = {"tasks", OPENMETRICS_COUNTER, "tasks done"},
+        [QUEUED] = {"queued_chunks", OPENMETRICS_GAUGE, "chunks that no worker has taken yet"},
+        [TASKS] = {"tasks", OPENMETRICS_COUNTER, "tasks done: calls of functions"},
+        [CHUNKS] = {"chunks", OPENMETRICS_COUNTER,
+                    "chunks done, which workers take at once: one task, or several of a map"},
         [FAILED] = {"failed", OPENMETRICS_COUNTER,
                     "tasks that raised an exception, or whose worker died"},
         [REPEATED] = {"repeated", OPENMETRICS_COUNTER, "tasks run again after their worker died"},

@@ -139,7 +139,7 @@ static int show(const struct cli *cli, cw_client *client, const cw_name_info *in
     if (code)
         return code;
     if (cli->options & CLI_JSON) {
-        json_t *told = names_json(name, info, name_space);
+        json_t *told = names_json(name, info, name_space, true);
         if (tree)
             tree_add_json(tree, told);
         if (leaves)

@@ -17,7 +17,7 @@
 static json_t *json_words(cw_a64 *words, unsigned count, const char *name(unsigned)) {
     json_t *object = json_object();
     for (unsigned i = 0; i < count; i++)
-        json_object_set_new(object, name(i), json_integer((json_int_t)monitor_word(&words[i])));
+        json_object_set_new(object, name(i), output_json_limit(monitor_word(&words[i])));
     return object;
 }
 
@@ -108,7 +108,9 @@ static bool is_bytes(const char *name) {
 
 static void add_figure(struct output_table *table, const char *name, uint64_t value) {
     char size[OUTPUT_SHORT];
-    if (is_bytes(name))
+    if (value == INT64_MAX) /* max_gpu_bytes, unless somebody sets it */
+        output_table_add(table, "none");
+    else if (is_bytes(name))
         output_table_add(table, output_size(value, size));
     else
         output_table_addf(table, "%llu", (unsigned long long)value);

@@ -56,6 +56,7 @@ bool memory_read(const struct cw_segment *segment, struct memory_slab *out, uint
         *capacity = (uint32_t)room;
     *out = (struct memory_slab){.slab = CW_LOAD(MON, &table->slab, relaxed),
                                 .owner = CW_LOAD(MON, &table->owner, relaxed),
+                                .orphan_ns = monitor_word(&table->orphan_ns),
                                 .size_bytes = *(volatile uint64_t *)&table->slab_bytes};
     name_device(table, out);
     count_blocks(table, *capacity, out);

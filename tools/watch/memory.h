@@ -20,6 +20,7 @@
 struct memory_slab {
     uint32_t slab;
     uint32_t owner;                   /* session; 0: an orphan */
+    uint64_t orphan_ns;               /* CLOCK_MONOTONIC when it became one; 0: it is none */
     bool gpu;                         /* false: host memory */
     char device[MEMORY_DEVICE_BYTES]; /* "cpu", or the GPU's UUID */
     uint64_t size_bytes, live_bytes;  /* of its data; of these in blocks that are not free */

@@ -54,7 +54,8 @@ static void read_figures(const struct parts *parts, struct pool_row *out) {
     for (uint32_t w = 0; w < parts->view.worker_count; w++) {
         struct cw_dispatch_worker *worker = &parts->view.workers[w];
         out->workers += CW_LOAD(MON, &worker->group, relaxed) != 0;
-        out->tasks += monitor_word(&worker->figures[FIGURE_TASKS]);
+        out->tasks += monitor_word(&worker->figures[FIGURE_CALLS]);
+        out->chunks += monitor_word(&worker->figures[FIGURE_TASKS]);
         out->busy_ns += monitor_word(&worker->figures[FIGURE_BUSY_NS]);
         out->bytes_in += monitor_word(&worker->figures[FIGURE_BYTES_IN]);
         out->bytes_out += monitor_word(&worker->figures[FIGURE_BYTES_OUT]);

@@ -15,9 +15,10 @@
 struct pool_row {
     uint32_t pid;  /* of its parent */
     uint64_t pool; /* its memory's number: no two pools have the same at one time */
-    uint32_t workers, busy_workers;               /* that live; that have a task now */
-    uint64_t queued;                              /* tasks that no worker has taken yet */
-    uint64_t tasks, busy_ns, bytes_in, bytes_out; /* of all workers, since the pool began */
+    uint32_t workers, busy_workers; /* that live; that have a task now */
+    uint64_t queued; /* chunks that no worker has taken yet: each is a task, or several of a map */
+    /* Of all workers, since the pool began. */
+    uint64_t tasks, chunks, busy_ns, bytes_in, bytes_out;
     uint64_t failed;     /* tasks that raised an exception, or went with their worker for good */
     uint64_t repeated;   /* tasks that went with their worker, and were run again */
     uint64_t running_ns; /* since busy workers took the tasks that they have, of all together */

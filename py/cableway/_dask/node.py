@@ -6,6 +6,7 @@ with one name, or a broker that was started again, have other numbers.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -24,8 +25,11 @@ PROTOCOL = 1  # of headers of the family "cableway"; peers of another one get by
 BYTES_SECONDS = 30.0  # for which a host's processes are sent no handles after one failed
 _RETRY_SECONDS = 5.0  # after no broker could be reached
 
+logger = logging.getLogger("cableway.dask")
+
 _lock = threading.Lock()
 _not_before = 0.0
+_warned = ""  # why there was none when that was last said
 _distrusted: dict[str, float] = {}  # by host: until when
 
 
@@ -40,9 +44,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def connection() -> client.Connection | None:
     """The connection through which this process shares memory; None if there is no broker. Starts one if none runs.
 
-    Blocks for some milliseconds where it connects, for 10 s at most where the broker does not answer; then not again for 5 s.
+    Blocks for some milliseconds where it connects, for 10 s at most where the broker does not answer; then not again for 5 s. Why there
+    is none is a warning in the log, once for each reason.
     """
-    global _not_before
+    global _not_before, _warned
     found = client.known()
     if found is not None and not found.closed and not found.lost:
         return found
@@ -52,8 +57,11 @@ def connection() -> client.Connection | None:
         client.forget_lost()
         try:
             return client.current()
-        except Error:
+        except Error as error:
             _not_before = time.monotonic() + _RETRY_SECONDS
+            if str(error) != _warned:
+                _warned = str(error)
+                logger.warning("no memory is shared, data go as bytes: %s", error)
             return None
 
 

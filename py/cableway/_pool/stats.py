@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 __all__ = ["summary", "table"]
 
-_SUMS = ("tasks", "seconds", "bytes_in", "bytes_out")
+_SUMS = ("tasks", "chunks", "seconds", "bytes_in", "bytes_out")
 
 
 def summary(workers: list[dict[str, Any]], devices: Devices | None = None) -> dict[str, Any]:
     """The sums over all workers, those over the workers of each device where there are any, and the workers themselves.
 
-    >>> found = summary([{"device": "cuda:0", "tasks": 2, "seconds": 0.5, "bytes_in": 8, "bytes_out": 4}])
+    >>> found = summary([{"device": "cuda:0", "tasks": 2, "chunks": 1, "seconds": 0.5, "bytes_in": 8, "bytes_out": 4}])
     >>> found["tasks"], found["devices"]["cuda:0"]["tasks"]
     (2, 2)
     """
@@ -38,7 +38,7 @@ def _sums(workers: list[dict[str, Any]]) -> dict[str, Any]:
 def table(workers: list[dict[str, Any]]) -> str:
     """The same for people to read.
 
-    >>> print(table([{"worker": 0, "pid": 7, "tasks": 2, "seconds": 0.5, "bytes_in": 8 << 20, "bytes_out": 4}]))
+    >>> print(table([{"worker": 0, "pid": 7, "tasks": 2, "chunks": 1, "seconds": 0.5, "bytes_in": 8 << 20, "bytes_out": 4}]))
     worker       pid      tasks    seconds      MiB in     MiB out
          0         7          2      0.500         8.0         0.0
        all                    2      0.500         8.0         0.0

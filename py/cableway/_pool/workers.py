@@ -414,8 +414,8 @@ class Workers:
         """What the workers of each slot have done so far. Any thread."""
         found = []
         for slot, worker in enumerate(self._workers):
-            _, tasks, busy_ns, bytes_in, bytes_out = self.dispatch.look_at(slot)
-            if worker is not None or tasks:
+            _, chunks, busy_ns, bytes_in, bytes_out, tasks = self.dispatch.look_at(slot)
+            if worker is not None or chunks:
                 figures: dict[str, Any] = {"worker": slot}
                 if self.devices is not None:
                     group = self.devices.groups[self._group_of[slot]]
@@ -425,6 +425,7 @@ class Workers:
                         **figures,
                         "pid": worker.pid if worker is not None else None,
                         "tasks": tasks,
+                        "chunks": chunks,
                         "seconds": busy_ns / 1e9,
                         "bytes_in": bytes_in,
                         "bytes_out": bytes_out,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import FAILED, LIMIT, NO_BROKER, USAGE, run, run_json, suspend
+from cli_support import COMMAND, FAILED, LIMIT, NO_BROKER, USAGE, run, run_json, suspend
 from conftest import eventually, running_broker
 
 import cableway as cw
@@ -71,6 +71,11 @@ def test_all_limits_are_shown_with_default_and_use() -> None:
         assert rows[name]["used"] == status["gauges"][gauge], name
     assert rows["max_clients"]["default"] == rows["max_clients"]["value"] == 256
     assert rows["max_bytes"]["default"] is None
+    assert (rows["max_gpu_bytes"]["value"], rows["max_gpu_bytes"]["default"]) == (
+        None,
+        None,
+    )  # none is set
+    assert all(row["used"] is None or row["used"] >= 0 for row in rows.values())
     assert (rows["max_client_slabs"]["used"], rows["max_client_slabs"]["used_by_pid"]) == (1, os.getpid())  # fmt: skip
     text = run("limit", "show").stdout
     for name, row in rows.items():
@@ -130,6 +135,46 @@ def test_who_comes_to_raise_a_limit_gets_in_where_nobody_else_does() -> None:
     assert x.nbytes == 80
 
 
+@pytest.mark.parametrize("stay", [0, 2])
+def test_of_thirty_who_come_at_once_at_a_full_broker_each_sets_its_limit(stay: int) -> None:
+    """Also while others keep both places that are for them, for a second."""
+    x = cw.put("limit/x", np.ones(10))  # connected
+    with limit("max_clients", 1), contextlib.ExitStack() as others:
+        for _ in range(stay):
+            assert said(others.enter_context(client("cableway-limit"))) == "in"
+        setters = [
+            subprocess.Popen(
+                [COMMAND, "limit", "set", "max_client_waits", str(100 + i)],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            )
+            for i in range(30)
+        ]  # fmt: skip
+        if stay:
+            assert not any(setter.poll() for setter in setters)
+            others.close()
+        told = [setter.communicate(timeout=60)[0] for setter in setters]
+        assert [setter.returncode for setter in setters] == [0] * 30, told
+        for i, text in enumerate(told):
+            assert text.startswith(f"max_client_waits is {100 + i} now, and was ")
+        assert 100 <= shown("max_client_waits")["value"] < 130
+    run("limit", "set", "max_client_waits", "1024")
+    assert x.nbytes == 80
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_a_limit_that_was_set_is_not_said_to_have_failed_where_the_output_fails(json: tuple[str, ...]) -> None:  # fmt: skip
+    x = cw.put("limit/x", [1])
+    with open("/dev/full", "w") as full:
+        done = run("limit", "set", "max_names", "77", *json, stdout=full, stderr=subprocess.PIPE, capture_output=False, expect=FAILED)  # fmt: skip
+    assert done.stderr == (
+        "cableway: max_names is 77 now, and was 1000000; that is done, only writing it to the output failed: "
+        "No space left on device\n"
+    )
+    assert shown("max_names")["value"] == 77
+    run("limit", "set", "max_names", "1000000")
+    assert x.nbytes == 8
+
+
 def ends_in() -> list[float]:
     return [row["ends_in_seconds"] for row in run_json("leaks", "--older", "0")["transits"]]
 
@@ -178,6 +223,9 @@ def test_pickles_that_were_opened_follow_their_limit() -> None:
         ("set", "max_names", "1KiB"),
         ("set", "max_names", "0"),
         ("set", "max_bytes", "1KB"),
+        ("set", "max_bytes", " 1"),
+        ("set", "max_bytes", "1  KiB"),
+        ("set", "max_bytes", ""),
         ("set", "max_bytes", "99999999999999999999"),
         ("set", "max_bytes", "9999999999TiB"),
         ("set", "max_clients", "1025"),
@@ -207,9 +255,14 @@ def test_a_stopped_broker_shows_its_limits_and_sets_none(broker_folder: Path) ->
     suspend(pid)
     try:
         assert shown("max_clients")["value"] == 256
-        assert "does not answer" in run("limit", "set", "max_clients", "9", expect=FAILED).stderr
+        told = run("limit", "set", "max_clients", "9", expect=FAILED).stderr
     finally:
         os.kill(pid, signal.SIGCONT)
+    assert told.splitlines() == [
+        f"cableway: the broker (pid {pid}) is stopped; waiting 2 s for it",
+        f"cableway: the broker (pid {pid}) does not answer; it is stopped (state T). Let it go on, nothing is lost by that: "
+        f"`kill -CONT {pid}`",
+    ]
     assert shown("max_clients")["value"] == 256
     assert x.nbytes == 8
 

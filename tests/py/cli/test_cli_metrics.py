@@ -61,7 +61,7 @@ def test_every_figure_of_status_is_there_with_type_unit_and_help() -> None:
         ], name
     for name, figure in status["limits"].items():
         assert value(found, f"cableway_limit_{name}") == (
-            float("inf") if figure == 2**63 - 1 else figure
+            float("inf") if figure is None else figure
         )
     for family in found.values():
         assert family.documentation
@@ -143,8 +143,9 @@ def test_pools_show_their_workers_tasks_and_queue(tmp_path: Path) -> None:
         labels = {"pid": str(os.getpid())}
         found = families()
         assert value(found, "cableway_pool_tasks", **labels) == 20
+        assert value(found, "cableway_pool_chunks", **labels) == 20
         assert value(found, "cableway_pool_workers", **labels) == 2
-        assert value(found, "cableway_pool_queued", **labels) == 0
+        assert value(found, "cableway_pool_queued_chunks", **labels) == 0
         assert value(found, "cableway_pool_busy_seconds", **labels) > 0
         assert value(found, "cableway_pool_in_bytes", **labels) > 0
         gates = [str(tmp_path / f"gate{i}") for i in range(5)]
@@ -152,7 +153,7 @@ def test_pools_show_their_workers_tasks_and_queue(tmp_path: Path) -> None:
             os.mkfifo(gate)
         jobs = [pool.apply_async(_hold, (gate,)) for gate in gates]
         # Two run; what a worker takes ahead is its own business.
-        assert eventually(lambda: value(families(), "cableway_pool_queued", **labels) >= 1)
+        assert eventually(lambda: value(families(), "cableway_pool_queued_chunks", **labels) >= 1)
         openers = [threading.Thread(target=lambda gate=gate: open(gate, "wb").close()) for gate in gates]  # type: ignore[misc]  # fmt: skip
         for opener in openers:
             opener.start()
@@ -161,9 +162,52 @@ def test_pools_show_their_workers_tasks_and_queue(tmp_path: Path) -> None:
         for opener in openers:
             opener.join()
         assert eventually(lambda: value(families(), "cableway_pool_tasks", **labels) == 25)
-        assert value(families(), "cableway_pool_queued", **labels) == 0
+        assert value(families(), "cableway_pool_queued_chunks", **labels) == 0
     assert not families()["cableway_pool_tasks"].samples
     assert x.nbytes == 8
+
+
+def _first(x: Any) -> int:
+    return int(np.ravel(x)[0])
+
+
+def _fails_at_first_three(x: Any) -> int:
+    if _first(x) == 3:
+        raise ValueError
+    return _first(x)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_tasks_are_counted_and_not_the_chunks_in_which_they_travel(large: bool) -> None:
+    """Plain ones in C, and those with arrays in Python."""
+    held = cw.put("metrics/of-the-parent", [1])
+    labels = {"pid": str(os.getpid())}
+
+    def item(i: int) -> Any:
+        return np.full(20_000, i, "i4") if large else i
+
+    def counted() -> tuple[float, float]:
+        found, stats = families(), pool.stats()
+        tasks, chunks = (
+            value(found, f"cableway_pool_{name}", **labels) for name in ("tasks", "chunks")
+        )
+        assert (stats["tasks"], stats["chunks"]) == (tasks, chunks)
+        return tasks, chunks
+
+    with cw.Pool(2) as pool:
+        assert pool.map(_first, [item(i) for i in range(1000)], chunksize=100) == list(range(1000))
+        assert eventually(lambda: counted() == (1000, 10))
+        assert pool.starmap(pow, [(i, 2) for i in range(30)], chunksize=10)[5] == 25
+        assert pool.apply(_first, (item(7),)) == 7
+        assert eventually(lambda: counted() == (1031, 14))
+        with pytest.raises(ValueError):  # the fourth of five: the last is not called  # noqa: PT011
+            pool.map(_fails_at_first_three, [item(i) for i in range(5)], chunksize=5)
+        assert eventually(lambda: counted() == (1035, 15))
+    # A worker goes on with the figures of the one before it.
+    with cw.Pool(1, maxtasksperchild=1) as pool:
+        assert pool.map(_first, [item(i) for i in range(6)], chunksize=2) == list(range(6))
+        assert eventually(lambda: counted() == (6, 3))
+    assert held.nbytes == 8
 
 
 def test_it_costs_the_broker_nothing_and_works_while_it_is_stopped(broker_folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging.handlers
 import os
 import signal
 import subprocess
@@ -268,6 +269,30 @@ def full_store() -> None:
         assert c.used() <= 64 * MIB
         mapped = [sum(seen["mapped"].values()) for seen in client.run(c.look).values()]
         assert all(0 < count <= 64 * MIB for count in mapped), mapped
+
+
+def _tried_twice() -> list[str]:
+    handler = logging.handlers.BufferingHandler(100)
+    logging.getLogger("cableway.dask").addHandler(handler)
+    node._warned = ""
+    for _ in range(2):
+        node._not_before = 0.0
+        assert node.connection() is None
+    return [record.getMessage() for record in handler.buffer]
+
+
+def a_bad_limit() -> None:
+    """No broker starts, since CABLEWAY_MAX_BYTES is no size: all goes as bytes, and each process logs why, once."""
+    with c.cluster(2) as (client, workers):
+        x = client.submit(c.made, 8, workers=workers[:1])
+        sums = [client.submit(c.total, x, workers=[w], pure=False) for w in workers]
+        assert client.gather(sums) == [c.total_of(8)] * 2
+        for logged in client.run(_tried_twice).values():
+            assert len(logged) == 1, logged
+            assert logged[0].startswith("no memory is shared, data go as bytes: "), logged
+            assert (
+                'CABLEWAY_MAX_BYTES: max_bytes = "4GB" is not a whole number of bytes' in logged[0]
+            ), logged
 
 
 def budgets() -> None:

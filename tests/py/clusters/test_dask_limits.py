@@ -12,6 +12,7 @@ from dask_runs import run
         ("by_tls", None),
         ("others_get_bytes", None),
         ("full_store", 64 << 20),
+        ("a_bad_limit", "4GB"),
         ("budgets", None),
         ("spills_when_shared_memory_is_short", 80 << 20),
     ],

@@ -46,6 +46,7 @@ RUN_ELSEWHERE = {
     "docs/guide/several-machines.md: cableway peers add b 10.213.7.2:7400 --key sha256:BBBB... --read 'shared/*' --write 'inbox/*'": "test_bridge_readme.py",
     'docs/guide/several-machines.md: cw.put("shared/weights", np.random.rand(1000, 1000), keep=True)': "test_bridge_readme.py",
     'docs/guide/several-machines.md: on() { node=/tmp/two-$1; shift; CABLEWAY_DIR=$node CABLEWAY_NODE_DIR=$node/key "$@"; }': "test_bridge_one_machine.py",
+    "docs/guide/several-machines.md: cableway keygen --node alice": "test_bridge_two_users.py",
     "docs/guide/dask.md: pip install 'cableway[dask]'": "`make build/dask/made.stamp` installs it so, and the wheel of this build",
     "docs/guide/dask.md: dask scheduler --preload cableway.dask": "clusters/test_dask_limits.py starts such a worker",
     "docs/guide/slurm.md: srun python train.py": "it needs SLURM; test_bridge_slurm.py has a stand-in for srun",

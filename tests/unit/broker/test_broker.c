@@ -336,64 +336,6 @@ static void names_linger_after_the_last_client(void **state) {
     raw_broker_remove(&broker);
 }
 
-static void bad_configuration_is_told_with_its_place(void **state) {
-    (void)state;
-    struct raw_broker broker;
-    char path[128];
-    static const struct {
-        const char *text, *said;
-    } files[] = {
-        {"[limits]\nmax_names = many\n", "max_names = \"many\" is not a whole number"},
-        {"[limits]\nmax_clients = 100000\n", "max_clients = 100000 is out of range: 1 to 1024"},
-        {"[limits]\nmax_arrays = 5\n", "no limit \"max_arrays\""},
-        {"[other]\nmax_names = 5\n", "no section [other]"},
-        {"[limits]\nmax_names\n", "line 2"},
-        {NULL, "failed: No such file"},
-    };
-    raw_broker_folder(&broker);
-    snprintf(path, sizeof path, "%s/test.conf", broker.folder);
-    const char *arguments[] = {"--config", path, NULL};
-    for (unsigned i = 0; i < sizeof files / sizeof *files; i++) {
-        unlink(path);
-        if (files[i].text) {
-            int fd = open(path, O_WRONLY | O_CREAT, 0600);
-            assert_true(write(fd, files[i].text, strlen(files[i].text)) > 0);
-            close(fd);
-        }
-        broker.said_bytes = 0;
-        raw_broker_spawn(&broker, arguments, NULL);
-        assert_int_equal(raw_broker_reap(&broker, RAW_TIMEOUT_MS), 2);
-        CONTAINS(raw_broker_said(&broker), files[i].said);
-        CONTAINS(raw_broker_said(&broker), path);
-    }
-    static const char *const environment[] = {"CABLEWAY_MAX_FDS=-3", NULL};
-    broker.said_bytes = 0;
-    raw_broker_spawn(&broker, NULL, environment);
-    assert_int_equal(raw_broker_reap(&broker, RAW_TIMEOUT_MS), 2);
-    CONTAINS(raw_broker_said(&broker), "CABLEWAY_MAX_FDS");
-    raw_broker_remove(&broker);
-}
-
-static void the_environment_is_stronger_than_the_file(void **state) {
-    (void)state;
-    static const char *const environment[] = {"CABLEWAY_MAX_NAMES=7", NULL};
-    struct raw_broker broker;
-    char path[128];
-    static const char text[] = "; limits of a test\n[limits]\nmax_names = 5\nmax_slabs = 9\n";
-    raw_broker_folder(&broker);
-    snprintf(path, sizeof path, "%s/test.conf", broker.folder);
-    const char *arguments[] = {"--config", path, NULL};
-    int fd = open(path, O_WRONLY | O_CREAT, 0600);
-    assert_true(write(fd, text, sizeof text - 1) > 0);
-    close(fd);
-    raw_broker_spawn(&broker, arguments, environment);
-    assert_true(raw_broker_ready(&broker));
-    assert_int_equal(CW_LOAD(M1, &broker.root->limits[CW_LIMIT_max_names], relaxed), 7);
-    assert_int_equal(CW_LOAD(M1, &broker.root->limits[CW_LIMIT_max_slabs], relaxed), 9);
-    assert_int_equal(CW_LOAD(M1, &broker.root->limits[CW_LIMIT_transit_seconds], relaxed), 300);
-    raw_broker_remove(&broker);
-}
-
 static void untrusted_folders_are_refused(void **state) {
     (void)state;
     struct raw_broker broker;
@@ -468,8 +410,6 @@ int main(void) {
         cmocka_unit_test(stop_is_answered_before_the_end),
         cmocka_unit_test(an_idle_broker_ends_after_its_time),
         cmocka_unit_test(names_linger_after_the_last_client),
-        cmocka_unit_test(bad_configuration_is_told_with_its_place),
-        cmocka_unit_test(the_environment_is_stronger_than_the_file),
         cmocka_unit_test(untrusted_folders_are_refused),
         cmocka_unit_test(an_idle_broker_takes_no_cpu_and_little_memory),
     };

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/support.h"
@@ -197,6 +198,113 @@ static void max_bytes(void **state) {
                 2); /* max_user_bytes is as large: what was set is named */
 }
 
+/* What another process is told that asks for a slab, or for nothing but a connection. */
+static int of_another_process(bool slab_too) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct raw_client client;
+        struct raw_slab slab;
+        int code = raw_connect(&broker, &client);
+        if (code == 0 && slab_too)
+            code = raw_slab_add(&client, SLAB_BYTES, 16, &slab);
+        _exit(-code);
+    }
+    int status;
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return -WEXITSTATUS(status);
+}
+
+static void max_client_bytes(void **state) {
+    (void)state;
+    slabs_up_to(CW_LIMIT_max_client_bytes, 2200000, 2);
+    broker_with(CW_LIMIT_max_client_bytes, 1500000);
+    struct raw_client client = client_open(), other = client_open();
+    struct raw_slab slabs[3];
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slabs[0]), 0);
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slabs[1]), -EDQUOT);
+    assert_says(client.sentence, CW_LIMIT_max_client_bytes, 1500000);
+    assert_non_null(strstr(client.sentence, "a slab of 1048576 bytes was asked for, 10"));
+    assert_int_equal(raw_slab_add(&other, SLAB_BYTES, 16, &slabs[1]), 0); /* of this process, too */
+    assert_int_equal(of_another_process(true), 0);
+    raw_bye(&other);
+    raw_bye(&client);
+    raw_broker_remove(&broker);
+}
+
+static void max_pid_bytes(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_pid_bytes, 2200000);
+    struct raw_client client = client_open(), other = client_open();
+    struct raw_slab slabs[3];
+    assert_int_equal(raw_slab_add(&client, SLAB_BYTES, 16, &slabs[0]), 0);
+    assert_int_equal(raw_slab_add(&other, SLAB_BYTES, 16, &slabs[1]), 0);
+    assert_int_equal(raw_slab_add(&other, SLAB_BYTES, 16, &slabs[2]), -EDQUOT);
+    assert_says(other.sentence, CW_LIMIT_max_pid_bytes, 2200000);
+    assert_int_equal(of_another_process(true), 0);
+    raw_bye(&client); /* its slab has no owner now, and is not this process's */
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 1));
+    assert_int_equal(raw_slab_add(&other, SLAB_BYTES, 16, &slabs[2]), 0);
+    raw_bye(&other);
+    raw_broker_remove(&broker);
+}
+
+static void max_pid_clients(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_pid_clients, 2);
+    struct raw_client one = client_open(), two = client_open(), three;
+    char clause[80];
+    assert_int_equal(raw_connect(&broker, &three), -EDQUOT);
+    assert_says(three.sentence, CW_LIMIT_max_pid_clients, 2);
+    snprintf(clause, sizeof clause, "process %d has 2 clients connected", (int)getpid());
+    assert_non_null(strstr(three.sentence, clause));
+    assert_int_equal(of_another_process(false), 0);
+    raw_bye(&two);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 1));
+    two = client_open();
+    /* 0: as max_clients, also when that one changes. */
+    uint64_t before, now;
+    assert_int_equal(set_limit(&one, "max_pid_clients", 15, 0, &before, &now), 0);
+    assert_int_equal(before, 2);
+    assert_int_equal(now, 256);
+    assert_int_equal(set_limit(&one, "max_clients", 11, 3, &before, &now), 0);
+    assert_int_equal(CW_LOAD(MON, &broker.root->limits[CW_LIMIT_max_pid_clients], relaxed), 3);
+    three = client_open();
+    raw_bye(&three);
+    raw_bye(&two);
+    raw_bye(&one);
+    raw_broker_remove(&broker);
+}
+
+/* Whoever is refused in a loop is heard ten times a second, others at once. */
+static void who_is_refused_again_and_again_is_heard_later(void **state) {
+    (void)state;
+    broker_with(CW_LIMIT_max_clients, 1);
+    struct raw_client held = client_open(), refused;
+    for (unsigned i = 0; i < 50; i++)
+        assert_int_equal(raw_connect(&broker, &refused), -EDQUOT);
+    int64_t begun_ns = cw_now_ns();
+    for (unsigned i = 0; i < 10; i++)
+        assert_int_equal(raw_connect(&broker, &refused), -EDQUOT);
+    assert_true(cw_now_ns() - begun_ns >= 500000000); /* some were given back meanwhile */
+    assert_says(refused.sentence, CW_LIMIT_max_clients, 1);
+    /* Connections that end while they wait cost nothing, and nothing of them stays. */
+    for (unsigned i = 0; i < 500; i++) {
+        int sock = raw_dial(&broker), pidfd = raw_pidfd(getpid());
+        assert_int_equal(raw_say_hello(sock, CW_PROTOCOL_VERSION, CW_PROTOCOL_VERSION, pidfd), 0);
+        close(pidfd);
+        close(sock);
+    }
+    assert_int_equal(of_another_process(false), -EDQUOT);
+    assert_int_equal(raw_ping(&held), 0);
+    /* There is room: it gets in, at the latest when it is heard. */
+    raw_bye(&held);
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 0));
+    held = client_open();
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_fds) == 4));
+    raw_bye(&held);
+    raw_broker_remove(&broker);
+}
+
 static void max_user_bytes(void **state) {
     (void)state;
     slabs_up_to(CW_LIMIT_max_user_bytes, 2200000, 2);
@@ -298,6 +406,10 @@ int main(void) {
         cmocka_unit_test(max_client_slabs),
         cmocka_unit_test(max_bytes),
         cmocka_unit_test(max_user_bytes),
+        cmocka_unit_test(max_client_bytes),
+        cmocka_unit_test(max_pid_bytes),
+        cmocka_unit_test(max_pid_clients),
+        cmocka_unit_test(who_is_refused_again_and_again_is_heard_later),
         cmocka_unit_test(max_fds),
         cmocka_unit_test(max_client_leases),
         cmocka_unit_test(max_client_waits),

@@ -293,6 +293,7 @@ static void a_task_and_its_answer_go_through_a_cell(void **state) {
         memcpy(task.data, back, task.size_bytes);
         if (size == 0)
             cw_worker_fail(workers[1]);
+        cw_worker_called(workers[1], 7);
         cw_worker_answer(workers[1], &task, 100, 1000);
         cw_task answer = collect();
         assert_int_equal(answer.cell, sent.cell);
@@ -305,6 +306,7 @@ static void a_task_and_its_answer_go_through_a_cell(void **state) {
     cw_worker_info info;
     cw_pool_look_at(pool, 1, &info);
     assert_int_equal(info.tasks, 5);
+    assert_int_equal(info.calls, 5 * 7);
     assert_int_equal(info.bytes_in, 500 + CW_POOL_DATA_MAX / 4 * (1 + 2 + 3 + 4));
     assert_int_equal(info.bytes_out, 5000 + CW_POOL_DATA_MAX / 4 * (1 + 2 + 3 + 4));
     assert_int_equal(info.failed, 1);

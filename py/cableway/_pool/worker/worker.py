@@ -202,16 +202,29 @@ class _Handler:
         if message.call == wire.APPLY:
             positional, named = args if len(args) > 1 else (args[0], {})
             del args
+            self._end.calls = 1
             return function(*positional, **named)
         if message.call == wire.MAP:
-            return [function(item) for item in args]
-        return [function(*item) for item in args]
+            return self._each(function, args)
+        return self._each(lambda item: function(*item), args)
 
     def _call_with_arrays(self, data: memoryview, function: Any) -> Any:
         call, args, self._end.extra_in = self._arguments.read_arrays(data, self._end.place)
         if call == wire.APPLY:
+            self._end.calls = 1
             return function(*args)
-        return [function(item) for item in args]
+        return self._each(function, args)
+
+    def _each(self, function: Any, items: Any) -> list[Any]:
+        values: list[Any] = []
+        try:
+            for item in items:
+                values.append(function(item))  # noqa: PERF401  # how many there are is told also if one fails
+        except BaseException:
+            self._end.calls = len(values) + 1
+            raise
+        self._end.calls = len(values)
+        return values
 
     def encode_value(self, value: Any) -> tuple[bytes, int]:
         """A result as a message, or instead of it why it cannot be sent; and the bytes beside it."""

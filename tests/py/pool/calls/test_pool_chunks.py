@@ -54,7 +54,7 @@ def test_all_other_chunks_are_a_quarter_of_the_even_share(items: tuple[Any, ...]
 def test_with_maxtasksperchild_a_chunk_is_a_quarter_of_the_even_share() -> None:
     with cw.Pool(_PROCESSES, maxtasksperchild=100, context="fork") as pool:
         assert pool.map(abs, range(16_000)) == list(range(16_000))
-        assert pool.stats()["tasks"] == 4 * _PROCESSES
+        assert pool.stats()["chunks"] == 4 * _PROCESSES
 
 
 def test_a_chunk_of_which_some_do_not_fit_comes_back_whole() -> None:

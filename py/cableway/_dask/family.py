@@ -58,7 +58,9 @@ class OtherBroker(HandleFailed):
     """It is of another run of the broker than this process's."""
 
 
-_SETTING = "cableway.threshold in Dask's configuration (DASK_CABLEWAY__THRESHOLD in the environment)"
+_SETTING = (
+    "cableway.threshold in Dask's configuration (DASK_CABLEWAY__THRESHOLD in the environment)"
+)
 
 
 def threshold_bytes() -> int:
@@ -73,11 +75,13 @@ def threshold_bytes() -> int:
 @functools.lru_cache
 def _parsed(size: object) -> int:
     try:
-        found = int(parse_bytes(size))  # type: ignore[arg-type]
+        found = int(parse_bytes(size))
     except Exception:
         found = 0
     if found < 1 or isinstance(size, bool):
-        raise ValueError(f"{_SETTING} is {size!r}, which is no size: write '4 MiB', or bytes from 1 on")
+        raise ValueError(
+            f"{_SETTING} is {size!r}, which is no size: write '4 MiB', or bytes from 1 on"
+        )
     return found
 
 

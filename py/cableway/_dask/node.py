@@ -36,7 +36,9 @@ __all__ = [
 
 logger = logging.getLogger("cableway.dask")
 
-PROTOCOL = 2  # of what is told, and of headers of the family "cableway"; peers of another one get bytes
+PROTOCOL = (
+    2  # of what is told, and of headers of the family "cableway"; peers of another one get bytes
+)
 BYTES_SECONDS = 30.0  # for which a host's processes are sent no handles after one failed
 _RETRY_SECONDS = 5.0  # after no broker could be reached
 

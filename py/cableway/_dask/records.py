@@ -27,7 +27,6 @@ __all__ = [
     "hold",
     "let_go",
     "mapped_bytes",
-    "mapped_instance",
     "name_of",
     "recall",
     "remember",
@@ -72,15 +71,14 @@ class Record:
 
 
 class _Entry:
-    """What is known of one object: how to get at it, its records by key, how much of it is a view of blocks, and of which broker."""
+    """What is known of one object: how to get at it, its records by key, and how much of it is a view of blocks."""
 
-    __slots__ = ("bytes", "instance", "of", "records")
+    __slots__ = ("bytes", "of", "records")
 
     def __init__(self, of: Callable[[], object | None], record: Record, mapped: int):
         self.of = of
         self.records = {record.key: record}
         self.bytes = mapped
-        self.instance = record.instance if mapped else 0
 
 
 _table: dict[int, _Entry] = {}  # by the object's id
@@ -169,12 +167,6 @@ def mapped_bytes(obj: object) -> int:
     """How many bytes of an object are a view of blocks, and no memory of this process's own."""
     entry = _entry(obj)
     return entry.bytes if entry is not None else 0
-
-
-def mapped_instance(obj: object) -> int:
-    """The run of the broker whose blocks an object is a view of; 0: it is none."""
-    entry = _entry(obj)
-    return entry.instance if entry is not None else 0
 
 
 def arriving_bytes(obj: object) -> int:

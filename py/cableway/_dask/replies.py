@@ -45,10 +45,12 @@ async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any
     if not large:
         return msg
     found = {key: _known(key, obj, handles) for key, obj in large.items()}
-    if None in found.values():
+    new = [key for key, record in found.items() if record is None]
+    if new:
         found = await offload(_packed, comm, large, serves, handles)
-    if serves:
-        comm.worker.took(large, found)
+    if new and serves:
+        made = {key: (large[key], found[key]) for key in new}
+        comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], Record)})
     packed: dict[Any, Any] = {}
     for key, sent in found.items():
         if isinstance(sent, Record) and handles:

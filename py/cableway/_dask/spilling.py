@@ -7,7 +7,6 @@ first one.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 from distributed.protocol.serialize import Serialized
@@ -51,7 +50,7 @@ def _read(key: str | None, header: Any, frames: list[Any], writeable: list[int])
 class _Disk(Slow):
     """Dask's files, but for objects that have a record."""
 
-    let_go: Callable[[str], None]
+    served: Any
 
     def __setitem__(self, key: Any, value: object) -> None:
         record = records.recall(value, key)
@@ -59,16 +58,21 @@ class _Disk(Slow):
             super().__setitem__(key, value)
         else:
             super().__setitem__(key, _Sent(record, safe_sizeof(value)))
-            self.let_go(records.name_of(key))
+            self.served.let_go(records.name_of(key))
+
+    def __getitem__(self, key: Any) -> object:
+        value = super().__getitem__(key)
+        self.served.came(key, value)
+        return value
 
 
-def attach(data: Any, let_go: Callable[[str], None]) -> None:
+def attach(data: Any, served: Any) -> None:
     """To the data of a worker, if they are Dask's.
 
     Args:
-        let_go: the object of this name went to disk.
+        served: is told with `let_go` and `came` what goes to disk and what comes from there.
     """
-    slow = getattr(data, "_slow_uncached", None)
+    slow: Any = getattr(data, "_slow_uncached", None)
     if type(slow) is Slow:
         slow.__class__ = _Disk
-        slow.let_go = let_go
+        slow.served = served

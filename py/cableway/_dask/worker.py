@@ -25,37 +25,31 @@ __all__ = ["attach", "attach_nanny"]
 logger = logging.getLogger("cableway.dask")
 
 
-
 class Served:
     """The data of a worker, as its connections need them. It is a plugin of the worker, too: it is told what becomes of keys."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = weakref.ref(worker)
-        self._held: dict[str, Any] = {}  # data that take no weak reference and have a record, by name
+        self._held: dict[
+            str, Any
+        ] = {}  # data that take no weak reference and have a record, by name
 
-    def took(self, large: dict[Key, object], found: Mapping[Key, object]) -> None:
-        """These objects were packed: the worker's data become private views of the blocks, and its own copies go.
+    def took(self, packed: Mapping[Key, tuple[object, Record]]) -> None:
+        """These objects were packed for the first time: the worker's data become private views of the blocks, its own copies go.
 
-        Objects that would not be the same afterwards stay (`same.alike`). Runs on the event loop, as everything that changes the data.
+        Objects that would not be the same afterwards stay (`same`). Runs on the event loop, as everything that changes the data.
         """
         worker = self._worker()
         if worker is None:
             return
         fast = getattr(worker.data, "fast", worker.data)
-        for key, record in found.items():
-            obj = large[key]
-            if not isinstance(record, Record) or key not in fast or fast[key] is not obj:
+        for key, (obj, record) in packed.items():
+            if key not in fast or fast[key] is not obj:
                 continue
-            if records.mapped_instance(obj) == record.instance:
-                continue
-            try:
-                view = family.unpack(record)
-            except family.HandleFailed as error:
-                logger.warning("%r stays in private memory: %s", key, error)
-                continue
+            view = _view(key, record) if same.may_be_another(obj) else None
             if same.alike(obj, view):
                 worker.data[key] = view
-                self._came(key, view)
+                self.came(key, view)
             elif records.recall(obj, key) is None:
                 self._hold(key, obj, record, 0)
 
@@ -67,14 +61,16 @@ class Served:
             worker = self._worker()
             if worker is not None:
                 fast = getattr(worker.data, "fast", worker.data)
-                self._came(key, getattr(fast, "d", fast).get(key))
+                self.came(key, getattr(fast, "d", fast).get(key))
 
-    def _came(self, key: Key, obj: object) -> None:
+    def came(self, key: Key, obj: object) -> None:
+        """The worker has an object from elsewhere under this key."""
         found = records.arrived(obj, records.name_of(key))
         if found is not None:
             self._hold(key, obj, *found)
 
     def _hold(self, key: Key, obj: object, record: Record, mapped: int) -> None:
+        self.let_go(records.name_of(key))
         records.hold(obj, record, mapped)
         self._held[records.name_of(key)] = obj
 
@@ -82,6 +78,20 @@ class Served:
         """The worker has the key no more, or on disk alone."""
         if name in self._held:
             records.let_go(self._held.pop(name), name)
+
+    def teardown(self, worker: Any) -> None:
+        """Dask calls it when the worker ends."""
+        for name in list(self._held):
+            self.let_go(name)
+
+
+def _view(key: Key, record: Record) -> object:
+    """None: it cannot be made."""
+    try:
+        return family.unpack(record)
+    except Exception as error:  # of the store, or of the object's own family
+        logger.warning("%r stays in private memory: %s", key, error)
+        return None
 
 
 def attach(worker: Any) -> None:
@@ -103,7 +113,7 @@ def attach(worker: Any) -> None:
     fast = getattr(worker.data, "fast", None)
     if hasattr(fast, "weight") and hasattr(fast, "order"):
         _budget(fast)
-        spilling.attach(worker.data, served.let_go)
+        spilling.attach(worker.data, served)
     _look_often(worker, fast)
 
 

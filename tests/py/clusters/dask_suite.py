@@ -73,9 +73,22 @@ def run(folder: Path, tests: list[str], ours: bool) -> dict[str, str]:
     work = Path(tempfile.mkdtemp(dir=folder, prefix="ours-" if ours else "stock-"))
     report, broker = work / "report.xml", work / "broker"
     broker.mkdir(mode=0o700)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", "-o", "junit_family=xunit1"]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junit-xml={report}",
+        "-o",
+        "junit_family=xunit1",
+    ]
     words += [f"--timeout={SECONDS}", "--timeout-method=signal"]
-    words += [*(["-p", "with_cableway"] if ours else []), *(f"distributed/{test}" for test in tests)]
+    words += [
+        *(["-p", "with_cableway"] if ours else []),
+        *(f"distributed/{test}" for test in tests),
+    ]
     environment = {
         **os.environ,
         "PYTHONPATH": str(folder),
@@ -96,7 +109,9 @@ def run(folder: Path, tests: list[str], ours: bool) -> dict[str, str]:
         kinds = {part.tag for part in case}
         file = case.get("file", "")
         within = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", "."))
-        name = "::".join([file.removeprefix("distributed/"), *within.split(".")[1:], case.get("name", "")])
+        name = "::".join(
+            [file.removeprefix("distributed/"), *within.split(".")[1:], case.get("name", "")]
+        )
         found[name] = (
             "failed"
             if kinds & {"failure", "error"}

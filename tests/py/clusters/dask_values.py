@@ -118,12 +118,16 @@ def first_bytes_from_disk() -> None:
     with c.cluster(2, memory_limit="2GiB") as (client, workers):
         for make in (_array, _list, _masked):
             x = client.submit(make, workers=workers[:1], pure=False)
-            assert client.submit(_sums, x, workers=workers[1:], pure=False).result() == _sums(make())
+            assert client.submit(_sums, x, workers=workers[1:], pure=False).result() == _sums(
+                make()
+            )
             client.submit(_spoil, x, workers=workers[:1], pure=False).result()
             assert client.run(_spilled, x.key, workers=workers[:1])[workers[0]] == x.key
-            assert _sums(client.gather(x)) == _sums(make())
+            got = _sums(client.gather(x))
+            assert got == _sums(make()), (make.__name__, got)
             client.submit(_spoil, x, workers=workers[:1], pure=False).result()
-            assert _sums(client.gather(x)) == _sums(make())
+            got = _sums(client.gather(x))
+            assert got == _sums(make()), (make.__name__, got)
 
 
 def _spilled(key: str, dask_worker: Any) -> Any:
@@ -220,7 +224,13 @@ def _described(x: Any) -> Any:
         return [type(x).__name__, *map(_described, x)]
     if isinstance(x, np.ndarray):
         raw = hashlib.sha256(np.ascontiguousarray(np.ma.getdata(x)).tobytes()).hexdigest()
-        found = [type(x).__name__, list(x.shape), list(x.strides), repr(x.dtype), x.dtype.isalignedstruct]
+        found = [
+            type(x).__name__,
+            list(x.shape),
+            list(x.strides),
+            repr(x.dtype),
+            x.dtype.isalignedstruct,
+        ]
         found += [x.flags.writeable, x.flags.c_contiguous, x.flags.f_contiguous, raw]
         found.append(getattr(x, "unit", None))
         if isinstance(x, np.ma.MaskedArray):
@@ -233,7 +243,13 @@ def _described(x: Any) -> Any:
     if type(x).__module__.startswith("pandas"):
         parts = [x] if x.ndim == 1 else [x[name] for name in x]
         numbers = [_described(part.to_numpy()) for part in parts if part.dtype.kind in "fi"]
-        return [type(x).__name__, dict(x.attrs), repr(x.index), [str(part.dtype) for part in parts], numbers]
+        return [
+            type(x).__name__,
+            dict(x.attrs),
+            repr(x.index),
+            [str(part.dtype) for part in parts],
+            numbers,
+        ]
     return [type(x).__name__, x if isinstance(x, str) else hashlib.sha256(x).hexdigest()]
 
 
@@ -245,7 +261,11 @@ def as_stock() -> None:
     """Prints what a reader, a second one, the client and the maker see of each kind of object, after it was sent."""
     from distributed import Client, LocalCluster
 
-    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": None, "memory_limit": 0}
+    options: dict[str, Any] = {
+        "threads_per_worker": 1,
+        "dashboard_address": None,
+        "memory_limit": 0,
+    }
     with LocalCluster(n_workers=3, **options) as made, Client(made, timeout="120s") as client:
         client.wait_for_workers(3, timeout=120)
         workers = [*client.run(os.getpid)]

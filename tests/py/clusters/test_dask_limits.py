@@ -12,7 +12,6 @@ from dask_runs import run
         ("by_tls", None),
         ("others_get_bytes", None),
         ("full_store", 64 << 20),
-        ("budgets", None),
         ("spills_when_shared_memory_is_short", 80 << 20),
     ],
 )
@@ -23,3 +22,8 @@ def test_dask_has(name, max_bytes, tmp_path):
 
 def test_all_kinds_of_objects_go_by_handle(tmp_path):
     run("dask_programs.py", "kinds", tmp_path, {"DASK_CABLEWAY__THRESHOLD": "4 KiB"})
+
+
+@pytest.mark.parametrize(("mib", "limit"), [("64", "400MiB"), ("256", "1GiB")])
+def test_shared_memory_is_no_workers_own(mib, limit, tmp_path):
+    run("dask_programs.py", "budgets", tmp_path, {}, mib, limit)

@@ -91,6 +91,12 @@ class _Handles(tcp.TCP):
     async def read(self, deserializers: Any = None) -> Any:
         try:
             message = await super().read(deserializers)
+            if type(message) is dict and _NEWS in message:
+                said = self._peer()
+                if said is not None:
+                    said["instance"] = message[_NEWS]
+                message = message["message"]
+            message = await replies.opened(message)
         except family.HandleFailed as error:
             if not isinstance(error, family.OtherBroker):  # of that, the next messages tell
                 node.distrust(self.peer_address)
@@ -98,11 +104,6 @@ class _Handles(tcp.TCP):
             raise CommClosedError(f"in {self}: a handle could not be opened: {error}") from error
         if self.unanswered is not None:
             self.unanswered.answered()
-        if type(message) is dict and _NEWS in message:
-            said = self._peer()
-            if said is not None:
-                said["instance"] = message[_NEWS]
-            message = message["message"]
         return message
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> Any:

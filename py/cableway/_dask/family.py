@@ -16,6 +16,7 @@ import dask.config
 import msgpack
 import numpy as np
 from dask.utils import parse_bytes
+from distributed.comm.utils import OFFLOAD_THRESHOLD
 from distributed.protocol.serialize import (
     Serialized,
     deserialize,
@@ -34,6 +35,7 @@ from cableway.errors import BrokerLost, Error, LimitExceeded
 __all__ = [
     "INNER",
     "HandleFailed",
+    "Later",
     "OtherBroker",
     "as_bytes",
     "copy_of",
@@ -195,6 +197,28 @@ def unpack(record: Record) -> Any:
     return obj
 
 
+class Later:
+    """Stands for an object with a key that is large, and not made of views alone: who reads the message opens it in Dask's thread for
+    that, so that the event loop does not wait. Its blocks are open.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def open(self) -> Any:
+        """The object. Raises as `unpack`."""
+        return unpack(self._record)
+
+
+def _takes_long(record: Record) -> bool:
+    if (
+        record.key is None
+        or sum(block.nbytes for _, block, _ in record.blocks) <= OFFLOAD_THRESHOLD
+    ):
+        return False
+    return bool(_header(record).get("serializer") != "dask")
+
+
 def dumps(obj: object, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[bytes]]:
     """Of an object without a key (scattered, an argument of an actor, a part of a shuffle); see `comm` for those with one.
 
@@ -233,4 +257,5 @@ def loads(header: dict[str, Any], frames: list[Any]) -> Any:
     except Error as error:
         raise HandleFailed(str(error)) from error
     small = [bytes(frame) for frame in frames]
-    return unpack(Record(header["key"], small, large, header["instance"]))
+    record = Record(header["key"], small, large, header["instance"])
+    return Later(record) if _takes_long(record) else unpack(record)

@@ -19,7 +19,7 @@ from distributed.utils import offload
 from cableway._dask import family, node, records
 from cableway._dask.records import Record
 
-__all__ = ["with_keys"]
+__all__ = ["opened", "with_keys"]
 
 
 async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any:
@@ -62,6 +62,23 @@ async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any
         else:
             packed[key] = Serialize(family.as_bytes(sent) if isinstance(sent, Record) else sent)
     return {**msg, "data": {**data, **packed}}
+
+
+async def opened(msg: Any) -> Any:
+    """The message with those objects that take long to open.
+
+    Raises:
+        HandleFailed: a view of a block cannot be made.
+        Exception: what the object's own family raises.
+    """
+    data = msg.get("data") if type(msg) is dict else None
+    if type(data) is not dict:
+        return msg
+    later = {key: value for key, value in data.items() if type(value) is family.Later}
+    if not later:
+        return msg
+    found = await offload(lambda: {key: value.open() for key, value in later.items()})
+    return {**msg, "data": {**data, **found}}
 
 
 def _known(key: object, obj: object, handles: bool) -> Record | None:

@@ -211,12 +211,10 @@ class Later:
 
 
 def _takes_long(record: Record) -> bool:
-    if (
-        record.key is None
-        or sum(block.nbytes for _, block, _ in record.blocks) <= OFFLOAD_THRESHOLD
-    ):
+    if not OFFLOAD_THRESHOLD or record.key is None:
         return False
-    return bool(_header(record).get("serializer") != "dask")
+    size = sum(block.nbytes for _, block, _ in record.blocks)
+    return size > OFFLOAD_THRESHOLD and _header(record).get("serializer") != "dask"
 
 
 def dumps(obj: object, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[bytes]]:

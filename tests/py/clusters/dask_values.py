@@ -303,6 +303,44 @@ def as_stock_has_them() -> None:
     assert all(kind[-1] for kind in stock.values())
 
 
+# ---- event loops
+
+
+class _Pickled:
+    """Large, and no buffer: it says whether it was opened where an event loop runs, which it would keep from all else."""
+
+    def __init__(self) -> None:
+        self.data = os.urandom(12 * MIB)
+        self.on_loop = False
+
+    def __sizeof__(self) -> int:
+        return len(self.data)
+
+    def __reduce__(self) -> Any:
+        return _opened, (self.data,)
+
+
+def _opened(data: bytes) -> _Pickled:
+    import asyncio
+
+    made = object.__new__(_Pickled)
+    made.data, made.on_loop = data, True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        made.on_loop = False
+    return made
+
+
+def off_the_loop() -> None:
+    """What takes long to unpickle is not opened on a worker's event loop, though its message is small."""
+    with c.cluster(2) as (client, workers):
+        x = client.submit(_Pickled, workers=workers[:1], pure=False)
+        seen = client.submit(lambda x: (len(x.data), x.on_loop), x, workers=workers[1:]).result()
+        assert seen == (12 * MIB, False), seen
+        assert 0 < c.used()
+
+
 # ---- memory and settings
 
 

@@ -7,7 +7,8 @@ from dask_runs import interpreter, run, run_words
 
 
 @pytest.mark.parametrize(
-    "name", ["first_bytes", "first_bytes_from_disk", "as_stock_has_them", "comes_back"]
+    "name",
+    ["first_bytes", "first_bytes_from_disk", "as_stock_has_them", "comes_back", "off_the_loop"],
 )
 def test_dask_has(name, tmp_path):
     run("dask_values.py", name, tmp_path, {})

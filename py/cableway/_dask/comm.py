@@ -114,17 +114,18 @@ class _Handles(tcp.TCP):
             self.handshake_options["cableway"] = self.unanswered  # the family's context
             serializers = ("cableway", *family.INNER)
         msg = await replies.with_keys(self, msg, handles, serializers)
-        said, told = self.local_info.get("cableway"), None
+        said, news = self.local_info.get("cableway"), False
         if said is not None and self._peer() is not None:
             told = node.instance_for(self.peer_address)
-            if told != said["instance"]:
-                msg = {_NEWS: told, "message": msg}
+            news = told != said["instance"]
+        if news:
+            msg = {_NEWS: told, "message": msg}
         try:
             found = await super().write(msg, serializers=serializers, on_error=on_error)
         finally:
             if handles and self.unanswered is not None:
                 self.unanswered.expect_answer()
-        if said is not None:
+        if news:
             said["instance"] = told
         return found
 

@@ -128,12 +128,12 @@ def remember(obj: object, record: Record, views: Iterable[weakref.ref[Any]] = ()
             _arrived[number] = weakref.ref(first, forget_arrived), record, mapped
 
 
-def arrived(obj: object, key: str) -> tuple[Record, int] | None:
-    """The record of an object that came under this key and takes no weak reference, and the bytes that are views of blocks.
+def arrived(obj: object, key: object) -> tuple[Record, int] | None:
+    """The record of an object that came under this key of Dask and takes no weak reference, and the bytes that are views of blocks.
     Once; the object was there since it came.
     """
     found = _arrived.get(id(obj))
-    if found is None or found[1].key != key:
+    if found is None or found[1].key != name_of(key):
         return None
     del _arrived[id(obj)]
     return found[1:]

@@ -30,9 +30,8 @@ class Served:
 
     def __init__(self, worker: Any) -> None:
         self._worker = weakref.ref(worker)
-        self._held: dict[
-            str, Any
-        ] = {}  # data that take no weak reference and have a record, by name
+        # Data that take no weak reference and have a record, by the names of their keys.
+        self._held: dict[str, Any] = {}
 
     def took(self, packed: Mapping[Key, tuple[object, Record]]) -> None:
         """These objects were packed for the first time: the worker's data become private views of the blocks, its own copies go.
@@ -56,7 +55,8 @@ class Served:
     def transition(self, key: Key, start: str, finish: str, **others: Any) -> None:
         """Dask calls it when a task of the worker changes its state."""
         if finish != "memory":
-            self.let_go(records.name_of(key))
+            if self._held:
+                self.let_go(records.name_of(key))
         elif start not in ("executing", "long-running"):
             worker = self._worker()
             if worker is not None:
@@ -65,7 +65,7 @@ class Served:
 
     def came(self, key: Key, obj: object) -> None:
         """The worker has an object from elsewhere under this key."""
-        found = records.arrived(obj, records.name_of(key))
+        found = records.arrived(obj, key)
         if found is not None:
             self._hold(key, obj, *found)
 

@@ -28,6 +28,10 @@ FILES = [
     "shuffle/tests",
 ]  # fmt: skip
 SECONDS = 120  # for a test
+# What cannot be the same, and why: told, and not counted.
+EXPECTED = {
+    "protocol/tests/test_compression.py::test_compress_remote_comms": "what goes by handle is not compressed",
+}
 AGAIN = 3  # times that a suspect is run once more
 PLUGIN = """
 import cableway.dask
@@ -139,8 +143,15 @@ def compared(folder: Path, file: str) -> tuple[list[str], int]:
             for name in suspects:  # one that was not run is a failure, too
                 fails[name][with_ours] += results.get(name, "failed") == "failed"
     for name, (by_stock, by_ours) in fails.items():
-        print(f"  {name}: failed {by_stock} of {AGAIN + 1} times with stock, {by_ours} with ours")
-    worse = [name for name, (by_stock, by_ours) in fails.items() if by_ours > max(1, by_stock)]
+        why = f" (expected: {EXPECTED[name]})" if name in EXPECTED else ""
+        print(
+            f"  {name}: failed {by_stock} of {AGAIN + 1} times with stock, {by_ours} with ours{why}"
+        )
+    worse = [
+        name
+        for name, (by_stock, by_ours) in fails.items()
+        if by_ours > max(1, by_stock) and name not in EXPECTED
+    ]
     return worse, [*ours.values()].count("passed")
 
 

@@ -359,7 +359,7 @@ def memory_goes_back() -> None:
 
 def comes_back() -> None:
     """After the broker's death, the connections that are there carry handles again within 10 s; none is closed for it (but those on
-    which a handle of the dead broker was under way, and there is none here).
+    which a handle of the dead broker was under way, and there is none here). What was sent before keeps its first bytes.
     """
     import signal
 
@@ -367,6 +367,11 @@ def comes_back() -> None:
         for turn in range(3):
             assert eventually(lambda: _by_handle(client, workers), 10), turn  # noqa: B023
             before = client.run(_connections)
+            x = client.submit(c.made, 2, fill=turn, workers=workers[:1], pure=False)
+            for w in reversed(workers):
+                assert client.submit(c.spoiled, x, workers=[w], pure=False).result() == c.total_of(
+                    2, turn
+                )
             pid = c.node.connection().broker_pid
             os.kill(pid, signal.SIGKILL)
             began = time.monotonic()
@@ -378,6 +383,10 @@ def comes_back() -> None:
             print(f"by handle again after {time.monotonic() - began:.1f} s")
             after = client.run(_connections)
             assert all(set(before[w]) <= set(after[w]) for w in workers), (before, after)
+            for direct in (False, True):  # what was sent before goes out of the new broker's memory
+                got = client.gather(x, direct=direct)
+                assert c.total(got) == c.total_of(2, turn)
+                assert bool(c.records.mapped_bytes(got)) == direct
 
 
 def _has_broker(pid: int) -> bool:

@@ -87,9 +87,10 @@ def _parsed(size: object) -> int:
     return found
 
 
-def is_large(obj: object) -> bool:
-    """Whether Dask's estimate of its size says that a look at its frames is worth it."""
-    size = obj.nbytes if type(obj) is np.ndarray else safe_sizeof(obj, default_size=0)
+def is_large(obj: object, size: int | None = None) -> bool:
+    """Whether Dask's estimate of its size says that a look at its frames is worth it. It may be given, since it takes a while."""
+    if size is None:
+        size = obj.nbytes if type(obj) is np.ndarray else safe_sizeof(obj, default_size=0)
     return bool(size >= threshold_bytes())
 
 

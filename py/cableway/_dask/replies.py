@@ -40,7 +40,10 @@ async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any
         key: value.data
         for key, value in data.items()
         if type(value) is Serialize
-        and (records.recall(value.data, key) is not None or family.is_large(value.data))
+        and (
+            records.recall(value.data, key) is not None
+            or family.is_large(value.data, comm.worker.size(key) if serves else None)
+        )
     }
     if not large:
         return msg

@@ -33,6 +33,12 @@ class Served:
         # Data that take no weak reference and have a record, by the names of their keys.
         self._held: dict[str, Any] = {}
 
+    def size(self, key: Key) -> int | None:
+        """Dask's estimate of an object of its data, in bytes; None: not known."""
+        worker = self._worker()
+        task = None if worker is None else worker.state.tasks.get(key)
+        return None if task is None else task.nbytes
+
     def took(self, packed: Mapping[Key, tuple[object, Record]]) -> None:
         """These objects were packed for the first time: the worker's data become private views of the blocks, its own copies go.
 

@@ -268,6 +268,7 @@ def as_stock() -> None:
     }
     with LocalCluster(n_workers=3, **options) as made, Client(made, timeout="120s") as client:
         client.wait_for_workers(3, timeout=120)
+        client.amm.stop()  # of stock Dask: it may drop the maker's object, and keep a reader's
         workers = [*client.run(os.getpid)]
         found = {}
         for name in KINDS:

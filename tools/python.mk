@@ -30,6 +30,13 @@ $(DASK): $(RAW_WHEEL) tools/requirements/dask.txt $(VENV)/made.stamp
 	$(BUILD)/dask/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/dask.txt
 	$(BUILD)/dask/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
+# The same with what distributed's own tests need.
+DASK_SUITES := $(BUILD)/dask-suites/made.stamp
+$(DASK_SUITES): $(RAW_WHEEL) tools/requirements/dask.txt tools/requirements/dask-suites.txt $(VENV)/made.stamp
+	test -x $(@D)/bin/python || $(VPY) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/dask.txt -r tools/requirements/dask-suites.txt
+	$(@D)/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
+	@touch $@
 $(SITE): $(RAW_WHEEL) $(VENV)/deps-package.stamp
 	$(PIP) $(PIP_LOCAL) --upgrade --target $(BUILD)/site $(BUILD)/wheel/cableway-*.whl
 	@touch $@

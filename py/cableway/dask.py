@@ -9,7 +9,8 @@
 What workers of a node send each other, and a client that reads from them directly, goes by handle from 1 MiB on: NumPy arrays, pandas,
 Arrow, sparse matrices, whatever Dask serializes with large frames. The sender copies a frame into shared memory once; all readers, and
 from then on the sender itself, see that memory, each by a private view: what a task writes into its argument no other process sees.
-Everything else is sent as always: to other nodes, to the scheduler, and to processes without cableway.
+Everything else goes as bytes, as always: to other nodes, to the scheduler, and to processes without cableway. These, too, are the bytes
+that were first sent.
 
 The import changes Dask in this process (the backends of tcp and tls, and the policy of the memory manager), and sets its configuration so
 that schedulers, workers and nannies that are started from here import it, too. On other machines: `dask worker --preload cableway.dask`,
@@ -38,7 +39,12 @@ _ROUTES = "distributed.scheduler.http.routes"
 
 
 def enable() -> None:
-    """What the import does. May be repeated, after Dask's configuration was read anew."""
+    """What the import does. May be repeated, after Dask's configuration was read anew.
+
+    Raises:
+        ValueError: `cableway.threshold` is no size.
+    """
+    family.threshold_bytes()
     register_serialization_family("cableway", family.dumps, family.loads)
     backends["tcp"], backends["tls"] = TCPBackend(), TLSBackend()
     found: dict[str, list[Any]] = {
@@ -71,7 +77,18 @@ def dask_setup(server: Any) -> None:
 
 
 def shared_bytes(obj: object) -> int:
-    """How many bytes of an object, as a task gets it or a worker has it, are a view of shared memory; 0: none."""
+    """How many bytes of an object, as a task gets it or a worker has it, are a view of shared memory; 0: none.
+
+    Raises:
+        TypeError: a future, which is no data of this process, or None, which is what `dask_worker.data.get` returns for a key that the
+            worker does not have.
+
+    >>> shared_bytes(b"not sent by a worker")
+    0
+    """
+    if obj is None or isinstance(obj, distributed.Future):
+        what = "None: does this worker have the key?" if obj is None else "a Future"
+        raise TypeError(f"shared_bytes() takes the object of a worker or a task, and got {what}")
     return records.mapped_bytes(obj)
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "heed",
     "kept",
     "remove_end",
+    "settle",
     "trim",
 ]
 
@@ -47,6 +48,7 @@ _NAP_SECONDS = 0.001  # between two rounds, at first
 _NAP_MAX_SECONDS = 0.06
 
 _END_SECONDS = 0.05
+_ALL = (1 << 64) - 1
 _KEPT_AFTER_BYTES = 64 << 20  # free slabs that stay after a Pool's end
 
 # Each lets go of memory that is kept to be used again, and says whether there was some. They may take locks for a moment;
@@ -83,6 +85,13 @@ def trim(keep_bytes: int) -> tuple[int, int]:
         return 0, 0
     waiting = ffi.new("uint64_t *")
     return int(lib.cw_trim(connection.pointer, keep_bytes, waiting)), int(waiting[0])
+
+
+def settle() -> int:
+    """Gives up what the broker has handed back beyond the process's cache (CABLEWAY_CACHE_BYTES): how many arrays that were let go
+    of have not come back. Never blocks.
+    """
+    return trim(_ALL)[1]
 
 
 def give_up() -> bool:

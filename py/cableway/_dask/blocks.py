@@ -23,11 +23,12 @@ from cableway._core.library import check, check_again, exported, ffi, keeping, l
 from cableway._dispatch import LeaseCell
 from cableway.errors import Error
 
-__all__ = ["PRIVATE_VIEWS_MAX", "Block", "copied", "opened"]
+__all__ = ["PRIVATE_VIEWS_MAX", "Block", "copied", "made", "opened"]
 
 HANDLE_BYTES = 48
 PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
 
+_made = False
 _private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
 
 
@@ -52,6 +53,10 @@ class Block:
         self.lease = lease
         self.nbytes = nbytes
 
+    def memory(self) -> memoryview:
+        """Its bytes, read-only, without a copy. They stay as long as anybody has this."""
+        return np.asarray(self.lease).data
+
     def view(self, connection: client.Connection, writeable: bool) -> np.ndarray[Any, Any]:
         """Its bytes, without a copy: read-only, or private.
 
@@ -73,6 +78,11 @@ class Block:
         return found
 
 
+def made() -> bool:
+    """Whether this process has made a block: then it may keep memory for the next ones."""
+    return _made
+
+
 def copied(connection: client.Connection, frame: Any) -> Block:
     """A new block with a copy of the frame.
 
@@ -80,12 +90,14 @@ def copied(connection: client.Connection, frame: Any) -> Block:
         LimitExceeded: no memory left, or a limit of the broker.
         BrokerLost: the broker is gone.
     """
+    global _made
     source = np.frombuffer(ensure_memoryview(frame), "u1")
     layout = _bytes(source.nbytes).c
-    made = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout, 0)
+    lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout, 0)
     address = ffi.cast("void *", source.__array_interface__["data"][0])
-    check_again(lib.cw_array_write, made.pointer, 0, address, source.nbytes)
-    handle = bytes(ffi.buffer(exported(made.pointer, 0)))
+    check_again(lib.cw_array_write, lease.pointer, 0, address, source.nbytes)
+    _made = True
+    handle = bytes(ffi.buffer(exported(lease.pointer, 0)))
     return opened(connection, handle, source.nbytes)  # and the writable lease ends
 
 

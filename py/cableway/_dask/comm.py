@@ -4,12 +4,16 @@ A handle is sent only
   - to a process with the same run of the broker, and of our protocol: both say so in the handshake;
   - to a final receiver: a scheduler passes messages on to somewhere else, and never unpacks them;
   - where the caller left it to Dask how to serialize (`serializers=None`).
-All else are bytes, as without us.
+All else are bytes. What a worker sends of its data, by handle or as bytes, is what it sent under that key the first time (`replies`).
+
+A process whose broker ended, or that has found another one, says so with its next message on each connection that is there: a peer of
+ours gets `{"cableway-instance": number or None, "message": the message}`, and takes that apart. So both come back to handles on the
+connections that they have.
 
 What a message names is held until the peer's answer, which is any message on the same connection, and for 30 s at most where none
 comes (a connection goes back into a pool after a reply). If it is gone by the time that the peer opens it (we were killed, or later
 than that), the peer sees `CommClosedError`, as if the connection had been cut: Dask asks elsewhere, or again. For 30 s the peer then
-says nothing of itself in its handshakes, and so gets bytes.
+tells our host that it has no broker, and so gets bytes.
 """
 
 from __future__ import annotations
@@ -19,16 +23,14 @@ from typing import Any
 
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError
-from distributed.protocol.serialize import Serialize, Serialized
-from distributed.utils import offload
 
-from cableway import client
-from cableway._dask import family, node, records
+from cableway._dask import family, memory, node, replies
 from cableway._dask.records import Record
 
 __all__ = ["HOLD_SECONDS", "TCPBackend", "TLSBackend"]
 
 HOLD_SECONDS = 30.0
+_NEWS = "cableway-instance"
 
 
 class _Unanswered(list[Record]):
@@ -38,17 +40,21 @@ class _Unanswered(list[Record]):
 
     def expect_answer(self) -> None:
         """A message was sent: its records go in 30 s, or by `answered`."""
-        self.answered(clear=False)
+        self._stop()
         if self:
-            self.timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.clear)
+            self.timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.answered)
 
-    def answered(self, clear: bool = True) -> None:
+    def answered(self) -> None:
         """The peer has read everything."""
+        self._stop()
+        if self:
+            self.clear()
+            memory.collect_soon()
+
+    def _stop(self) -> None:
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
-        if clear:
-            self.clear()
 
 
 class _Handles(tcp.TCP):
@@ -56,10 +62,11 @@ class _Handles(tcp.TCP):
 
     Attributes:
         worker: the worker that answers `get_data` here; its data become views of the blocks.
+        unanswered: what the peer may still open; None as long as it was sent no handles.
     """
 
     worker: Any = None
-    _unanswered: _Unanswered | None = None
+    unanswered: _Unanswered | None = None
 
     def handshake_info(self) -> dict[str, Any]:
         info = super().handshake_info()
@@ -68,100 +75,58 @@ class _Handles(tcp.TCP):
             info["cableway"] = told
         return info
 
+    def _peer(self) -> dict[str, Any] | None:
+        """What the peer has said of itself, if it is one of ours."""
+        said = self.remote_info.get("cableway")
+        return said if isinstance(said, dict) and said.get("protocol") == node.PROTOCOL else None
+
     def takes_handles(self) -> bool:
         """Whether the peer can open ours."""
-        ours, theirs = self.local_info.get("cableway"), self.remote_info.get("cableway")
-        if not ours or not isinstance(theirs, dict):
+        said = self._peer()
+        if said is None or said.get("final") is not True or said.get("instance") is None:
             return False
-        found = client.known()
-        return (
-            theirs.get("protocol") == node.PROTOCOL
-            and theirs.get("final") is True
-            and found is not None
-            and not found.closed
-            and found.instance == ours["instance"] == theirs.get("instance")
-        )
+        found = node.established()
+        return found is not None and found.instance == said["instance"]
 
     async def read(self, deserializers: Any = None) -> Any:
         try:
             message = await super().read(deserializers)
+            if type(message) is dict and _NEWS in message:
+                said = self._peer()
+                if said is not None:
+                    said["instance"] = message[_NEWS]
+                message = message["message"]
+            message = await replies.opened(message)
         except family.HandleFailed as error:
-            node.distrust(self.peer_address)
+            if not isinstance(error, family.OtherBroker):  # of that, the next messages tell
+                node.distrust(self.peer_address)
             self.abort()
             raise CommClosedError(f"in {self}: a handle could not be opened: {error}") from error
-        if self._unanswered is not None:
-            self._unanswered.answered()
+        if self.unanswered is not None:
+            self.unanswered.answered()
         return message
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> Any:
-        if serializers is not None or not self.takes_handles():
-            return await super().write(msg, serializers=serializers, on_error=on_error)
-        if self._unanswered is None:
-            self._unanswered = _Unanswered()
-        self.handshake_options["cableway"] = self._unanswered  # the family's context
-        msg = await self._with_keys(msg)
-        families = ("cableway", *family.INNER)
+        handles = serializers is None and self.takes_handles()
+        if handles:
+            if self.unanswered is None:
+                self.unanswered = _Unanswered()
+            self.handshake_options["cableway"] = self.unanswered  # the family's context
+            serializers = ("cableway", *family.INNER)
+        msg = await replies.with_keys(self, msg, handles, serializers)
+        said, news = self.local_info.get("cableway"), False
+        if said is not None and self._peer() is not None:
+            told = node.instance_for(self.peer_address)
+            news = told != said["instance"]
+        if news:
+            msg = {_NEWS: told, "message": msg}
         try:
-            return await super().write(msg, serializers=families, on_error=on_error)
+            found = await super().write(msg, serializers=serializers, on_error=on_error)
         finally:
-            self._unanswered.expect_answer()
-
-    # ---- objects with a key
-
-    async def _with_keys(self, msg: Any) -> Any:
-        """A message whose large objects are packed, if it is one that names their keys: a reply to get_data, or a scatter."""
-        if not isinstance(msg, dict) or type(msg.get("data")) is not dict:
-            return msg
-        serves = self.worker is not None and msg.get("status") == "OK"
-        if not serves and msg.get("op") != "update_data":
-            return msg
-        data = msg["data"]
-        large = {
-            key: value.data
-            for key, value in data.items()
-            if type(value) is Serialize
-            and (records.recall(value.data) is not None or family.is_large(value.data))
-        }
-        if not large:
-            return msg
-        found = {key: self._known(key, obj) for key, obj in large.items()}
-        if None in found.values():
-            found = await offload(self._packed, large, serves)
-        if serves:
-            self.worker.took(large, found)
-        assert self._unanswered is not None
-        self._unanswered.extend(record for record in found.values() if record is not None)
-        packed = {
-            key: Serialized(record.header(), record.frames)
-            for key, record in found.items()
-            if record is not None
-        }
-        return {**msg, "data": {**data, **packed}}
-
-    def _known(self, key: object, obj: object) -> Record | None:
-        record = records.recall(obj)
-        if record is None or record.key != records.name_of(key):
-            return None
-        return record if record.instance == self.local_info["cableway"]["instance"] else None
-
-    def _packed(self, large: dict[Any, object], serves: bool) -> dict[Any, Record | None]:
-        """Runs in the thread in which Dask serializes, of which there is one: so no object is packed twice at once."""
-        context = {
-            "sender": self.local_info,
-            "recipient": self.remote_info,
-            **self.handshake_options,
-        }
-        found: dict[Any, Record | None] = {}
-        for key, obj in large.items():
-            record = self._known(key, obj)
-            if record is None:
-                try:
-                    record = family.pack(obj, records.name_of(key), context)
-                except Exception:  # Dask's own family says what is wrong with it
-                    record = None
-                if record is not None and serves:
-                    records.remember(obj, record)
-            found[key] = record
+            if handles and self.unanswered is not None:
+                self.unanswered.expect_answer()
+        if news:
+            said["instance"] = told
         return found
 
 

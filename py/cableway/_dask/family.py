@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 import dask.config
 import msgpack
 import numpy as np
 from dask.utils import parse_bytes
+from distributed.comm.utils import OFFLOAD_THRESHOLD
 from distributed.protocol.serialize import (
+    Serialized,
     deserialize,
     msgpack_decode_default,
     msgpack_encode_default,
@@ -27,14 +30,20 @@ from distributed.utils import nbytes
 
 from cableway._dask import blocks, node, records
 from cableway._dask.records import Record
-from cableway.errors import BrokerLost, Error, LimitExceeded, Stale
+from cableway.errors import BrokerLost, Error, LimitExceeded
 
 __all__ = [
     "INNER",
     "HandleFailed",
+    "Later",
+    "OtherBroker",
+    "as_bytes",
+    "copy_of",
     "dumps",
+    "framed",
     "is_large",
     "loads",
+    "moved",
     "pack",
     "threshold_bytes",
     "unpack",
@@ -44,36 +53,71 @@ INNER = ("dask", "pickle")
 
 
 class HandleFailed(Exception):
-    """A handle in a message could not be opened: its block went with its last holder, or with the broker."""
+    """A handle in a message could not be opened: its block went with its last holder."""
+
+
+class OtherBroker(HandleFailed):
+    """It is of another run of the broker than this process's."""
+
+
+_SETTING = (
+    "cableway.threshold in Dask's configuration (DASK_CABLEWAY__THRESHOLD in the environment)"
+)
 
 
 def threshold_bytes() -> int:
-    """Frames of at least so many bytes go by handle: `cableway.threshold` in Dask's configuration."""
+    """Frames of at least so many bytes go by handle: `cableway.threshold` in Dask's configuration.
+
+    Raises:
+        ValueError: the setting is no size, or below 1.
+    """
     return _parsed(dask.config.get("cableway.threshold", default="1 MiB"))
 
 
 @functools.lru_cache
-def _parsed(size: str | int) -> int:
-    return int(parse_bytes(size))
+def _parsed(size: object) -> int:
+    try:
+        found = int(parse_bytes(size))
+    except Exception:
+        found = 0
+    if found < 1 or isinstance(size, bool):
+        raise ValueError(
+            f"{_SETTING} is {size!r}, which is no size: write '4 MiB', or bytes from 1 on"
+        )
+    return found
 
 
-def is_large(obj: object) -> bool:
-    """Whether Dask's estimate of its size says that a look at its frames is worth it."""
-    size = obj.nbytes if type(obj) is np.ndarray else safe_sizeof(obj, default_size=0)
+def is_large(obj: object, size: int | None = None) -> bool:
+    """Whether Dask's estimate of its size says that a look at its frames is worth it. It may be given, since it takes a while."""
+    if size is None:
+        size = obj.nbytes if type(obj) is np.ndarray else safe_sizeof(obj, default_size=0)
     return bool(size >= threshold_bytes())
 
 
-def pack(obj: object, key: str | None, context: dict[str, Any] | None) -> Record | None:
-    """Copies the object's large frames into blocks. None: it has none, or there is no memory for them.
+def framed(obj: object, context: dict[str, Any] | None, whole: bool) -> Serialized:
+    """What the families "dask" and "pickle" make of an object, as in a message of Dask.
+
+    Args:
+        whole: it stands in a message as such, and is not a part of something.
 
     Raises:
         Exception: what the object's own family raises.
     """
-    connection = node.connection()
+    return Serialized(*serialize(obj, INNER, "raise", context, iterate_collection=whole))
+
+
+def pack(
+    found: Serialized, key: str | None, writeable: Collection[int] | None = None
+) -> Record | None:
+    """Copies the large frames of an object into blocks. None: it has none, or there is no memory for them.
+
+    Args:
+        writeable: the places of those frames that the object may write to; None: as the frames say.
+    """
+    connection = node.established()
     if connection is None:
         return None
-    header, frames = serialize(obj, INNER, "raise", context, iterate_collection=key is not None)
-    least = threshold_bytes()
+    header, frames, least = found.header, found.frames, threshold_bytes()
     if any(header.get("compression") or ()) or not any(nbytes(frame) >= least for frame in frames):
         return None
     small: list[bytes] = [msgpack.dumps(header, default=msgpack_encode_default, use_bin_type=True)]
@@ -83,11 +127,47 @@ def pack(obj: object, key: str | None, context: dict[str, Any] | None) -> Record
             if nbytes(frame) < least:
                 small.append(bytes(frame))
             else:
-                writeable = not memoryview(frame).readonly
-                large.append((place, blocks.copied(connection, frame), writeable))
+                block = blocks.copied(connection, frame)
+                may = not memoryview(frame).readonly if writeable is None else place in writeable
+                large.append((place, block, may))
     except (LimitExceeded, BrokerLost):
         return None  # a full store, or none: bytes
     return Record(key, small, large, connection.instance)
+
+
+def moved(record: Record) -> Record | None:
+    """The record in blocks of the broker of now, where its own was another run. None: there is no memory for it."""
+    connection = node.established()
+    if connection is None:
+        return None
+    try:
+        large = [
+            (place, blocks.copied(connection, block.view(connection, False)), writeable)
+            for place, block, writeable in record.blocks
+        ]
+    except (LimitExceeded, BrokerLost):
+        return None
+    return Record(record.key, record.frames, large, connection.instance)
+
+
+def _header(record: Record) -> Any:
+    return msgpack.loads(
+        record.frames[0], object_hook=msgpack_decode_default, use_list=False, **msgpack_opts
+    )
+
+
+def as_bytes(record: Record) -> Serialized:
+    """The object as it was packed, for a receiver that takes no handles, or for the disk. The frames are the blocks' memory."""
+    frames: list[Any] = list(record.frames[1:])
+    for place, block, _ in record.blocks:
+        frames.insert(place, block.memory())
+    return Serialized(_header(record), frames)
+
+
+def copy_of(found: Serialized) -> Any:
+    """The object of a message, in private memory."""
+    frames = [bytearray(f) if isinstance(f, memoryview) else f for f in found.frames]
+    return deserialize(found.header, frames)
 
 
 def unpack(record: Record) -> Any:
@@ -97,9 +177,9 @@ def unpack(record: Record) -> Any:
         HandleFailed: a view cannot be made.
         Exception: what the object's own family raises.
     """
-    connection = node.connection()
+    connection = node.established()
     if connection is None or connection.instance != record.instance:
-        raise HandleFailed("the broker that holds the blocks of a message is gone")
+        raise OtherBroker("the broker that holds the blocks of a message is gone")
     frames: list[Any] = list(record.frames[1:])
     views: list[weakref.ref[Any]] = []
     try:
@@ -108,15 +188,34 @@ def unpack(record: Record) -> Any:
             views.append(weakref.ref(view))
             frames.insert(place, view.data)
             del view
+    except BrokerLost as error:
+        raise OtherBroker(str(error)) from error
     except Error as error:
         raise HandleFailed(str(error)) from error
-    header = msgpack.loads(
-        record.frames[0], object_hook=msgpack_decode_default, use_list=False, **msgpack_opts
-    )
-    obj = deserialize(header, frames)
+    obj = deserialize(_header(record), frames)
     del frames
     records.remember(obj, record, views)
     return obj
+
+
+class Later:
+    """Stands for an object with a key that is large, and not made of views alone: who reads the message opens it in Dask's thread for
+    that, so that the event loop does not wait. Its blocks are open.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def open(self) -> Any:
+        """The object. Raises as `unpack`."""
+        return unpack(self._record)
+
+
+def _takes_long(record: Record) -> bool:
+    if not OFFLOAD_THRESHOLD or record.key is None:
+        return False
+    size = sum(block.nbytes for _, block, _ in record.blocks)
+    return size > OFFLOAD_THRESHOLD and _header(record).get("serializer") != "dask"
 
 
 def dumps(obj: object, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[bytes]]:
@@ -129,7 +228,7 @@ def dumps(obj: object, context: dict[str, Any] | None = None) -> tuple[dict[str,
     if held is None or not is_large(obj):
         raise NotImplementedError
     try:
-        record = pack(obj, None, context)
+        record = pack(framed(obj, context, whole=False), None)
     except Exception as error:  # the next family says it again, as Dask has it
         raise NotImplementedError from error
     if record is None:
@@ -144,15 +243,18 @@ def loads(header: dict[str, Any], frames: list[Any]) -> Any:
     Raises:
         HandleFailed: a handle could not be opened.
     """
-    connection = node.connection()
+    connection = node.established()
+    if connection is None or connection.instance != header["instance"]:
+        raise OtherBroker("the broker that holds the blocks of a message is gone")
     try:
-        if connection is None or connection.instance != header["instance"]:
-            raise Stale("the broker that holds the blocks of a message is gone")
         large = [
             (place, blocks.opened(connection, handle, size), writeable)
             for place, handle, size, writeable in header["blocks"]
         ]
+    except BrokerLost as error:
+        raise OtherBroker(str(error)) from error
     except Error as error:
         raise HandleFailed(str(error)) from error
     small = [bytes(frame) for frame in frames]
-    return unpack(Record(header["key"], small, large, header["instance"]))
+    record = Record(header["key"], small, large, header["instance"])
+    return Later(record) if _takes_long(record) else unpack(record)

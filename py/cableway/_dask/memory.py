@@ -3,21 +3,35 @@
 Private is what a process would give back if it ended alone: its resident memory without the shared pages that it has mapped. Dask's
 limits of a worker (spill at 70 %, pause at 80 %, an end by the nanny at 95 %) count that. Shared memory has one limit for the node,
 the broker's (`CABLEWAY_MAX_BYTES`). When more than 70 % of it is in use, workers spill the oldest of their data that lie there.
+
+What nobody uses any more comes back to the process that made it, which keeps so much of it as `CABLEWAY_CACHE_BYTES` says. It has to
+look for that: a worker does so every 2 s, another process for as long after it sent handles as something has not come back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+import weakref
 from typing import Any, NamedTuple
 
 from cableway import client
-from cableway._core import programs
+from cableway._core import idle_memory, programs
 from cableway._dask import records
 
-__all__ = ["SHARED_SPILL_FRACTION", "Store", "oldest_shared", "private_bytes", "store"]
+__all__ = [
+    "LOOK_SECONDS",
+    "SHARED_SPILL_FRACTION",
+    "Store",
+    "collect_soon",
+    "oldest_shared",
+    "private_bytes",
+    "store",
+]
 
+LOOK_SECONDS = 2.0
 SHARED_SPILL_FRACTION = 0.7
 _ASK_SECONDS = 10.0
 
@@ -68,3 +82,21 @@ def store() -> Store:
 def oldest_shared(fast: Any) -> object | None:
     """The key, among the data in a worker's memory, whose shared memory was used last the longest time ago; None: there is none."""
     return next((key for key in fast.order if records.mapped_bytes(fast.d[key])), None)
+
+
+_collecting: weakref.WeakSet[Any] = weakref.WeakSet()  # event loops that will look
+
+
+def collect_soon() -> None:
+    """This process let go of blocks: looks for what comes back of them, on its event loop, until all has."""
+    loop = asyncio.get_running_loop()
+    if loop not in _collecting:
+        _collecting.add(loop)
+        loop.call_later(LOOK_SECONDS / 2, _collect, loop)
+
+
+def _collect(loop: Any) -> None:
+    if idle_memory.settle():
+        loop.call_later(LOOK_SECONDS, _collect, loop)
+    else:
+        _collecting.discard(loop)

@@ -1,11 +1,13 @@
 """Records: which object of this process lies in which blocks.
 
 A record is the message by which an object was sent or came, with its large frames as blocks. It lives as long as the object, and while
-a message with its handles is under way. Who serves an object that has one sends the same handles again: nothing is copied, and what
+a message with its handles is under way. Who serves an object that has one sends the same blocks again: nothing is copied, and what
 others get are the bytes of the first time, though a task wrote to the object here (its view is private).
 
 Invariant: a record of an object is for one key. A task that returns its argument makes a second key of one object, which it may have
-written to: that one is copied.
+written to: that one is copied, and has a record of its own beside the first.
+
+Lists, dicts and other objects that take no weak reference have a record only while a worker holds them as data (`hold`, `let_go`).
 
 Owner: the table of this process; any thread may use it. A process that dies ends its leases alone.
 """
@@ -13,12 +15,22 @@ Owner: the table of this process; any thread may use it. A process that dies end
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cableway._dask.blocks import Block
 
-__all__ = ["Record", "mapped_bytes", "name_of", "recall", "remember"]
+__all__ = [
+    "Record",
+    "arrived",
+    "arriving_bytes",
+    "hold",
+    "let_go",
+    "mapped_bytes",
+    "name_of",
+    "recall",
+    "remember",
+]
 
 
 class Record:
@@ -59,21 +71,20 @@ class Record:
 
 
 class _Entry:
-    """What is known of one object."""
+    """What is known of one object: how to get at it, its records by key, and how much of it is a view of blocks."""
 
-    __slots__ = ("bytes", "gone", "record")
+    __slots__ = ("bytes", "of", "records")
 
-    def __init__(self, gone: weakref.ref[Any], record: Record, views: list[weakref.ref[Any]]):
-        self.gone = gone
-        self.record = record
-        self.bytes = sum(
-            block.nbytes
-            for (_, block, _), view in zip(record.blocks, views, strict=False)
-            if view() is not None
-        )
+    def __init__(self, of: Callable[[], object | None], record: Record, mapped: int):
+        self.of = of
+        self.records = {record.key: record}
+        self.bytes = mapped
 
 
 _table: dict[int, _Entry] = {}  # by the object's id
+# Objects without weak references that came, until a worker holds them: by id, with the first view that they stand on. While that
+# is there, mostly the object is; who asks for one must know that the object was there since it came.
+_arrived: dict[int, tuple[weakref.ref[Any], Record, int]] = {}
 
 
 def name_of(key: object) -> str:
@@ -81,33 +92,84 @@ def name_of(key: object) -> str:
     return repr(key)
 
 
+def _entry(obj: object) -> _Entry | None:
+    entry = _table.get(id(obj))
+    return entry if entry is not None and entry.of() is obj else None
+
+
 def remember(obj: object, record: Record, views: Iterable[weakref.ref[Any]] = ()) -> None:
-    """The object lies in the record's blocks. Of an object that takes no weak reference nothing is noted.
+    """The object lies in the record's blocks.
 
     Args:
         views: weak references to its views of the blocks: those that are gone by now were copied by its own library.
     """
+    known = _entry(obj)
+    if known is not None:
+        known.records[record.key] = record
+        return
     number = id(obj)
+    alive = [(place, view()) for place, view in enumerate(views)]
+    mapped = sum(record.blocks[place][1].nbytes for place, view in alive if view is not None)
 
     def forget(gone: weakref.ref[Any]) -> None:
         entry = _table.get(number)
-        if entry is not None and entry.gone is gone:
+        if entry is not None and entry.of is gone:
             del _table[number]
 
+    def forget_arrived(gone: weakref.ref[Any]) -> None:
+        if number in _arrived and _arrived[number][0] is gone:
+            del _arrived[number]
+
     try:
-        gone = weakref.ref(obj, forget)
+        _table[number] = _Entry(weakref.ref(obj, forget), record, mapped)
     except TypeError:
-        return
-    _table[number] = _Entry(gone, record, list(views))
+        first = next((view for _, view in alive if view is not None), None)
+        if first is not None:
+            _arrived[number] = weakref.ref(first, forget_arrived), record, mapped
 
 
-def recall(obj: object) -> Record | None:
-    """The record of an object."""
-    entry = _table.get(id(obj))
-    return entry.record if entry is not None and entry.gone() is obj else None
+def arrived(obj: object, key: object) -> tuple[Record, int] | None:
+    """The record of an object that came under this key of Dask and takes no weak reference, and the bytes that are views of blocks.
+    Once; the object was there since it came.
+    """
+    found = _arrived.get(id(obj))
+    if found is None or found[1].key != name_of(key):
+        return None
+    del _arrived[id(obj)]
+    return found[1:]
+
+
+def hold(obj: object, record: Record, mapped: int) -> None:
+    """Remembers it, and keeps the object until `let_go`. For objects that take no weak reference."""
+    known = _entry(obj)
+    if known is not None:
+        known.records[record.key] = record
+    else:
+        _table[id(obj)] = _Entry(lambda: obj, record, mapped)
+
+
+def let_go(obj: object, key: str) -> None:
+    """The worker no longer holds the object under this key. Only for what is held."""
+    known = _entry(obj)
+    if known is not None and not isinstance(known.of, weakref.ref):
+        known.records.pop(key, None)
+        if not known.records:
+            del _table[id(obj)]
+
+
+def recall(obj: object, key: object) -> Record | None:
+    """The record of an object under a key of Dask."""
+    entry = _entry(obj)
+    return entry.records.get(name_of(key)) if entry is not None else None
 
 
 def mapped_bytes(obj: object) -> int:
     """How many bytes of an object are a view of blocks, and no memory of this process's own."""
-    entry = _table.get(id(obj))
-    return entry.bytes if entry is not None and entry.gone() is obj else 0
+    entry = _entry(obj)
+    return entry.bytes if entry is not None else 0
+
+
+def arriving_bytes(obj: object) -> int:
+    """The same of an object that has just arrived, though nobody holds it yet."""
+    found = _arrived.get(id(obj))
+    return mapped_bytes(obj) if found is None else found[2]

@@ -9,53 +9,95 @@ import asyncio
 import logging
 import socket
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from dask.typing import Key
 from tornado.ioloop import PeriodicCallback
 
 from cableway import client
-from cableway._dask import family, memory, node, records
+from cableway._core import idle_memory
+from cableway._dask import blocks, family, memory, node, records, same, spilling
 from cableway._dask.records import Record
 
 __all__ = ["attach", "attach_nanny"]
 
 logger = logging.getLogger("cableway.dask")
 
-_LOOK_SECONDS = 2.0  # at the shared memory of the node, while data of this worker lie there
-# Packages whose objects are the same after a message as before: no locks, no files, no identity. Others stay as they are.
-_VALUES = frozenset({"numpy", "pandas", "pyarrow", "scipy", "sparse"})
-
 
 class Served:
-    """The data of a worker, as its connections need them."""
+    """The data of a worker, as its connections need them. It is a plugin of the worker, too: it is told what becomes of keys."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = weakref.ref(worker)
+        # Data that take no weak reference and have a record, by the names of their keys.
+        self._held: dict[str, Any] = {}
 
-    def took(self, large: dict[Key, object], found: dict[Key, Record | None]) -> None:
-        """These objects were packed: the worker's data become private views of the blocks, and its own copies go.
+    def size(self, key: Key) -> int | None:
+        """Dask's estimate of an object of its data, in bytes; None: not known."""
+        worker = self._worker()
+        task = None if worker is None else worker.state.tasks.get(key)
+        return None if task is None else task.nbytes
 
-        Runs on the event loop, as everything that changes the data.
+    def took(self, packed: Mapping[Key, tuple[object, Record]]) -> None:
+        """These objects were packed for the first time: the worker's data become private views of the blocks, its own copies go.
+
+        Objects that would not be the same afterwards stay (`same`). Runs on the event loop, as everything that changes the data.
         """
         worker = self._worker()
         if worker is None:
             return
         fast = getattr(worker.data, "fast", worker.data)
-        for key, record in found.items():
-            obj = large[key]
-            if (
-                record is None
-                or records.mapped_bytes(obj)
-                or type(obj).__module__.partition(".")[0] not in _VALUES
-                or key not in fast
-                or fast[key] is not obj
-            ):
+        for key, (obj, record) in packed.items():
+            if key not in fast or fast[key] is not obj:
                 continue
-            try:
-                worker.data[key] = family.unpack(record)
-            except family.HandleFailed as error:
-                logger.warning("%r stays in private memory: %s", key, error)
+            view = _view(key, record) if same.may_be_another(obj) else None
+            if same.alike(obj, view):
+                worker.data[key] = view
+                self.came(key, view)
+            elif records.recall(obj, key) is None:
+                self._hold(key, obj, record, 0)
+
+    def transition(self, key: Key, start: str, finish: str, **others: Any) -> None:
+        """Dask calls it when a task of the worker changes its state."""
+        if finish != "memory":
+            if self._held:
+                self.let_go(records.name_of(key))
+        elif start not in ("executing", "long-running"):
+            worker = self._worker()
+            if worker is not None:
+                fast = getattr(worker.data, "fast", worker.data)
+                self.came(key, getattr(fast, "d", fast).get(key))
+
+    def came(self, key: Key, obj: object) -> None:
+        """The worker has an object from elsewhere under this key."""
+        found = records.arrived(obj, key)
+        if found is not None:
+            self._hold(key, obj, *found)
+
+    def _hold(self, key: Key, obj: object, record: Record, mapped: int) -> None:
+        self.let_go(records.name_of(key))
+        records.hold(obj, record, mapped)
+        self._held[records.name_of(key)] = obj
+
+    def let_go(self, name: str) -> None:
+        """The worker has the key no more, or on disk alone."""
+        if name in self._held:
+            records.let_go(self._held.pop(name), name)
+
+    def teardown(self, worker: Any) -> None:
+        """Dask calls it when the worker ends."""
+        for name in list(self._held):
+            self.let_go(name)
+
+
+def _view(key: Key, record: Record) -> object:
+    """None: it cannot be made."""
+    try:
+        return family.unpack(record)
+    except Exception as error:  # of the store, or of the object's own family
+        logger.warning("%r stays in private memory: %s", key, error)
+        return None
 
 
 def attach(worker: Any) -> None:
@@ -70,12 +112,15 @@ def attach(worker: Any) -> None:
         return await original(comm, keys, who=who, serializers=serializers)
 
     worker.handlers["get_data"] = get_data
+    worker.plugins["cableway"] = served
     _leave_out_of_bandwidth(worker)
     worker.monitor.get_process_memory = memory.private_bytes
     worker.metrics["cableway"] = _metrics
     fast = getattr(worker.data, "fast", None)
     if hasattr(fast, "weight") and hasattr(fast, "order"):
-        _budget(worker, fast)
+        _budget(fast)
+        spilling.attach(worker.data, served)
+    _look_often(worker, fast)
 
 
 def _leave_out_of_bandwidth(worker: Any) -> None:
@@ -110,22 +155,32 @@ def _metrics(worker: Any) -> dict[str, Any] | None:
 _stores: weakref.WeakKeyDictionary[Any, memory.Store] = weakref.WeakKeyDictionary()
 
 
-def _budget(worker: Any, fast: Any) -> None:
-    """Data count for what they have of private memory; and what lies in shared memory is spilled where that is short."""
+def _budget(fast: Any) -> None:
+    """Data count for what they have of private memory."""
     weight = fast.weight
-    fast.weight = lambda key, value: max(0, weight(key, value) - records.mapped_bytes(value))
+    fast.weight = lambda key, value: max(0, weight(key, value) - records.arriving_bytes(value))
+
+
+def _look_often(worker: Any, fast: Any) -> None:
+    """Every 2 s: after a lost broker, and for memory that comes back. Where shared memory is short, the worker gives up first what it
+    keeps idle, and if there is nothing idle it spills what its data have there.
+    """
     keeper = weakref.ref(worker)
 
     async def look() -> None:
         found = keeper()
-        if found is None or memory.oldest_shared(fast) is None:
+        node.established()
+        idle_memory.settle()
+        spills = hasattr(fast, "order") and memory.oldest_shared(fast) is not None
+        if found is None or not (spills or blocks.made()):
             return
         loop = asyncio.get_running_loop()
         said = _stores[found] = await loop.run_in_executor(None, memory.store)
-        if said.limit:
-            await _spill(fast, said.used - int(memory.SHARED_SPILL_FRACTION * said.limit))
+        excess_bytes = said.used - int(memory.SHARED_SPILL_FRACTION * said.limit)
+        if said.limit and excess_bytes > 0 and not idle_memory.give_up() and spills:
+            await _spill(fast, excess_bytes)
 
-    callback = PeriodicCallback(look, _LOOK_SECONDS * 1000)
+    callback = PeriodicCallback(look, memory.LOOK_SECONDS * 1000)
     worker.periodic_callbacks["cableway"] = callback
     callback.start()
 

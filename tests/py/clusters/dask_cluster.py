@@ -14,7 +14,7 @@ import numpy as np
 from distributed import Client, LocalCluster
 
 import cableway.dask  # noqa: F401 - before the cluster is made
-from cableway._dask import memory, records
+from cableway._dask import memory, node, records
 
 MIB = 1 << 20
 
@@ -87,7 +87,10 @@ def look(dask_worker: Any) -> dict[str, Any]:
 
 def used() -> int:
     """Bytes of shared memory that the broker has given out."""
-    return memory.store().used
+    assert node.connection() is not None  # without one, nothing is known of the store
+    found = memory.store()
+    assert found.limit, found
+    return found.used
 
 
 def main(functions: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging.handlers
 import os
 import signal
 import subprocess
@@ -271,47 +270,33 @@ def full_store() -> None:
         assert all(0 < count <= 64 * MIB for count in mapped), mapped
 
 
-def _tried_twice() -> list[str]:
-    handler = logging.handlers.BufferingHandler(100)
-    logging.getLogger("cableway.dask").addHandler(handler)
-    node._warned = ""
-    for _ in range(2):
-        node._not_before = 0.0
-        assert node.connection() is None
-    return [record.getMessage() for record in handler.buffer]
-
-
-def a_bad_limit() -> None:
-    """No broker starts, since CABLEWAY_MAX_BYTES is no size: all goes as bytes, and each process logs why, once."""
-    with c.cluster(2) as (client, workers):
-        x = client.submit(c.made, 8, workers=workers[:1])
-        sums = [client.submit(c.total, x, workers=[w], pure=False) for w in workers]
-        assert client.gather(sums) == [c.total_of(8)] * 2
-        for logged in client.run(_tried_twice).values():
-            assert len(logged) == 1, logged
-            assert logged[0].startswith("no memory is shared, data go as bytes: "), logged
-            assert (
-                'CABLEWAY_MAX_BYTES: max_bytes = "4GB" is not a whole number of bytes' in logged[0]
-            ), logged
-
-
-def budgets() -> None:
-    """Data in shared memory do not count for a worker's limit: nothing is spilled, paused or started again."""
-    with c.cluster(4, memory_limit="400MiB") as (client, workers):
+def budgets(mib: str, limit: str) -> None:
+    """Six arrays in shared memory do not count for a worker's limit: nothing was ever spilled, paused or started again."""
+    nbytes = int(mib) * MIB
+    with c.cluster(4, memory_limit=limit) as (client, workers):
         before = client.run(c.look)
         arrays = []
         for i in range(6):
-            arrays.append(client.submit(c.made, 64, fill=i, workers=workers[:1]))
+            arrays.append(client.submit(c.made, int(mib), fill=i, workers=workers[:1]))
             sums = [client.submit(c.total, arrays[-1], workers=[w], pure=False) for w in workers]
-            assert client.gather(sums) == [c.total_of(64, i)] * 4
+            assert client.gather(sums) == [c.total_of(int(mib), i)] * 4
         for w, seen in client.run(c.look).items():
             assert len(seen["mapped"]) >= 6, seen
-            assert sum(seen["mapped"].values()) == 6 * 64 * MIB, seen
-            assert (seen["spilled"], seen["status"], seen["pid"]) == (
-                0,
-                "running",
-                before[w]["pid"],
-            )
+            assert sum(seen["mapped"].values()) == 6 * nbytes, seen
+            assert (seen["spilled"], seen["pid"]) == (0, before[w]["pid"])
+        assert not any(client.run(_written).values())
+        changes = [
+            event["status"]
+            for w in workers
+            for _, event in client.get_events(w)
+            if event.get("action") == "worker-status-change"
+        ]
+        assert "paused" not in changes, changes
+
+
+def _written(dask_worker: Any) -> list[Any]:
+    """What its data have written to disk."""
+    return [what for what in dask_worker.data.cumulative_metrics if "disk-write" in what]
 
 
 def spills_when_shared_memory_is_short() -> None:
@@ -346,7 +331,7 @@ async def _handles() -> None:
                 return
             await server.write({"x": to_serialize(replies[0])})
             if request == "and let go":
-                server._unanswered.clear()
+                server.unanswered.clear()
                 gc.collect()
 
     replies.append(c.made(2))
@@ -372,13 +357,13 @@ async def _handles() -> None:
     else:
         raise AssertionError("it was opened")
     assert link.closed()
-    for _ in range(2):  # bytes for 30 s, and handles afterwards
-        link = await connect(address)
+    link = await connect(address)
+    for mapped in (0, 2 * MIB):  # bytes for 30 s, and handles afterwards, on the same connection
         x = await ask(link, "please")
         assert float(x.sum()) == c.total_of(2)
-        assert records.mapped_bytes(x) == (2 * MIB if _ else 0)
-        await link.close()
+        assert records.mapped_bytes(x) == mapped
         node._distrusted.update(dict.fromkeys(node._distrusted, 0.0))
+    await link.close()
     # A scheduler unpacks nothing, so it gets bytes; and who asks for a serializer has it.
     link = await connect(address, deserialize=False)
     await link.write("please")

@@ -23,12 +23,16 @@ def interpreter() -> str:
 
 
 def run_words(
-    words: list[str], folder: Path, environment: dict[str, str], seconds: float = SECONDS
-) -> str:
-    """What a command prints that must succeed. Afterwards its broker is stopped."""
+    words: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    seconds: float = SECONDS,
+    fails: bool = False,
+) -> tuple[str, str]:
+    """What a command prints and says as errors; it must succeed, or fail. Afterwards its broker is stopped."""
     interpreter()
     broker = folder / "broker"
-    broker.mkdir(mode=0o700)
+    broker.mkdir(mode=0o700, exist_ok=True)
     where = {
         **os.environ,
         "PATH": f"{PLACE}/bin:{os.environ['PATH']}",
@@ -55,10 +59,10 @@ def run_words(
             capture_output=True,
             check=False,
         )
-    assert done.returncode == 0, done.stdout + done.stderr[-20000:]
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr[-20000:]
     setting = f"CABLEWAY_DIR={broker}"
     assert eventually(lambda: not processes_with(setting), 20), processes_with(setting)
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def run(
@@ -68,9 +72,10 @@ def run(
     environment: dict[str, str],
     *arguments: str,
     seconds: float = SECONDS,
-) -> None:
-    """A function of a program of tests/py/clusters, which must come to its end."""
+) -> str:
+    """A function of a program of tests/py/clusters, which must come to its end. Returns what it said as errors."""
     file = Path(__file__).resolve().parent / program
     words = [interpreter(), str(file), name, *arguments]
-    printed = run_words(words, folder, environment, seconds)
+    printed, errors = run_words(words, folder, environment, seconds)
     assert printed.endswith("well\n"), printed
+    return errors

@@ -31,7 +31,7 @@ def test_a_slurm_job_has_one_copy_a_node(tmp_path):
         "SLURM_NTASKS": str(RANKS),
         "PATH": f"{tool.parent}:{PLACE}/bin:{os.environ['PATH']}",
     }
-    printed = run_words(["bash", str(job), "--mib", "16"], tmp_path, environment)
+    printed, _ = run_words(["bash", str(job), "--mib", "16"], tmp_path, environment)
     assert "2 workers, sum" in printed, printed
     assert "2 of them see shared memory" in printed, printed
 

@@ -3,7 +3,7 @@
 Each kind of cluster lies in a process of its own, which stays; this one lets them measure in turns, in an order that changes. A sample
 is the time of one `get_data` between two workers, with its answer, and with the object deserialized, as a worker gets a dependency:
 of an array that was never sent before (first), and once more (again). "read" is the same for the first time with one pass over the
-array, since who gets a mapping meets its pages then. The table has the median, with the lowest and highest.
+array, since who gets a mapping meets its pages then. "gather" is the time of `client.gather` through the scheduler. The table has the median, with the lowest and highest.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ def _reply(value: object) -> None:
     print(json.dumps(value), flush=True)
 
 
-def _measured(client: Any, maker: str, taker: str, nbytes: int, read: bool) -> list[float]:
+def _measured(
+    client: Any, maker: str, taker: str, nbytes: int, read: bool, gather: bool = False
+) -> list[float]:
     x = client.submit(_made, nbytes, random.random(), workers=[maker], pure=False)
     client.gather(client.submit(len, x, workers=[maker], pure=False))
+    if gather:
+        return [_gathered(client, x) for _ in range(2)]
     times = SMALL_TIMES if nbytes < MIB else 1
     found = [
         statistics.median(client.run(_fetched, x.key, maker, read, times, workers=[taker])[taker])
@@ -63,6 +67,12 @@ def _measured(client: Any, maker: str, taker: str, nbytes: int, read: bool) -> l
     ]
     x.release()
     return found
+
+
+def _gathered(client: Any, x: Any) -> float:
+    begin = time.perf_counter()
+    client.gather(x)
+    return (time.perf_counter() - begin) * 1000
 
 
 def _made(nbytes: int, fill: float) -> Any:
@@ -172,6 +182,11 @@ def main() -> None:
                     ):
                         if turn >= 0:
                             samples.setdefault((name, what, kind), []).append(sample)
+            for kind in random.sample(KINDS, len(KINDS)):
+                found = _asked(servers[kind], nbytes=nbytes, read=False, gather=True)
+                for what, sample in zip(["gather first", "gather again"], found, strict=True):
+                    if turn >= 0:
+                        samples.setdefault((name, what, kind), []).append(sample)
     for server in servers.values():
         assert server.stdin is not None
         server.stdin.close()
@@ -181,7 +196,7 @@ def main() -> None:
     )
     print("|---|---|---|---|---|---|")
     for name in SIZES:
-        for what in ("first", "again", "read"):
+        for what in ("first", "again", "read", "gather first", "gather again"):
             of = {kind: samples[name, what, kind] for kind in KINDS}
             middle = {kind: statistics.median(found) for kind, found in of.items()}
             cells = [

@@ -1,0 +1,39 @@
+"""cableway.dask: the first bytes on every route, handles after the broker's death, memory that goes back, and settings."""
+
+from __future__ import annotations
+
+import pytest
+from dask_runs import interpreter, run, run_words
+
+
+@pytest.mark.parametrize("name", ["first_bytes", "comes_back"])
+def test_dask_has(name, tmp_path):
+    run("dask_values.py", name, tmp_path, {})
+
+
+def test_memory_goes_back(tmp_path):
+    run("dask_values.py", "memory_goes_back", tmp_path, {"CABLEWAY_CACHE_BYTES": "0"})
+
+
+def test_a_bad_threshold_is_named(tmp_path):
+    program = "import cableway.dask"
+    for bad, parsed in (("much", "much"), ("0", 0), ("-1 MiB", "-1 MiB"), ("True", True)):
+        environment = {"DASK_CABLEWAY__THRESHOLD": bad}
+        _, errors = run_words([interpreter(), "-c", program], tmp_path, environment, fails=True)
+        assert "DASK_CABLEWAY__THRESHOLD" in errors, errors
+        assert f"is {parsed!r}, which is no size" in errors, errors
+
+
+def test_shared_bytes_takes_objects(tmp_path):
+    program = """
+import cableway.dask, distributed
+for wrong in (None, distributed.Future.__new__(distributed.Future)):
+    try:
+        cableway.dask.shared_bytes(wrong)
+    except TypeError as error:
+        assert "None" in str(error) or "Future" in str(error)
+    else:
+        raise SystemExit("no error")
+assert cableway.dask.shared_bytes([1]) == 0
+"""
+    run_words([interpreter(), "-c", program], tmp_path, {})

@@ -472,9 +472,8 @@ int cw_pool_look_at(cw_pool *pool, uint32_t worker, cw_worker_info *out) {
     if (code)
         return code;
     struct cw_dispatch_worker *from = &pool->parts.view.workers[worker];
-    /* T30: figures only. */
     *out = (cw_worker_info){
-        /* T29: pairs with T28: what it left in its words. */
+        /* T29: pairs with T28: what it left in its words. T30: figures only. */
         .state = CW_LOAD(T29, &from->state, acquire),
         .tasks = CW_LOAD(T30, &from->figures[FIGURE_TASKS], relaxed),
         .busy_ns = CW_LOAD(T30, &from->figures[FIGURE_BUSY_NS], relaxed),

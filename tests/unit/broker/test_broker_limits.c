@@ -300,7 +300,7 @@ static void who_is_refused_again_and_again_is_heard_later(void **state) {
     raw_bye(&held);
     assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 0));
     held = client_open();
-    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_fds) == 4));
+    assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_fds) == 5));
     raw_bye(&held);
     raw_broker_remove(&broker);
 }

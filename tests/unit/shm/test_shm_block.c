@@ -128,9 +128,9 @@ static void who_wins_the_word_decides_between_rescue_and_commit(void **state) {
 
 static void a_table_has_room_for_its_entries(void **state) {
     (void)state;
-    assert_int_equal(cw_block_table_bytes(0), 128);
-    assert_int_equal(cw_block_table_bytes(10), 128 + 640);
-    assert_int_equal(cw_block_table_bytes(UINT32_MAX), 128 + 64ull * UINT32_MAX);
+    assert_int_equal(cw_block_table_bytes(0), 192);
+    assert_int_equal(cw_block_table_bytes(10), 192 + 640);
+    assert_int_equal(cw_block_table_bytes(UINT32_MAX), 192 + 64ull * UINT32_MAX);
 }
 
 /* A taker and the broker, one word operation at a time: every interleaving of their two programs.

@@ -79,9 +79,9 @@ HAVE_BRIDGE := $(shell printf '%s\n' '$(hash)include <liburing.h>' '$(hash)inclu
 BRIDGE_LIBS ?= -luring -lssl -lcrypto
 # The screen of `cableway top` needs the archives of ncurses with its headers (tools/setup.sh); without them it has --once alone.
 # Some distributions have libtinfo apart. Linked from archives, so that the wheel needs nothing of the system's.
-SCREEN_LIBS := $(shell for libs in '-l:libncursesw.a -l:libtinfo.a' '-l:libncursesw.a'; do \
-    printf '%s\n' '$(hash)include <curses.h>' 'int main(void) { return addwstr(L"") + set_escdelay(25); }' \
-    | $(CC) -D_GNU_SOURCE -o /dev/null -x c - $$libs >/dev/null 2>&1 && echo "$$libs" && break; done)
+archive = $(if $(findstring /,$(shell $(CC) -print-file-name=lib$(1).a 2>/dev/null)),-l:lib$(1).a)
+SCREEN_LIBS := $(if $(shell printf '%s\n' '$(hash)include <curses.h>' 'void *used[] = {(void *)addwstr, (void *)set_escdelay};' \
+    | $(CC) -D_GNU_SOURCE -fsyntax-only -x c - >/dev/null 2>&1 && echo yes),$(and $(call archive,ncursesw),$(call archive,ncursesw) $(call archive,tinfo)))
 TOOLS_SRC  := $(filter-out tools/bench/% $(if $(SCREEN_LIBS),tools/top/no_screen.c,tools/screen/%),$(call c_of,tools))
 obj = $(patsubst %.c,$(BUILD)/%.o,$(1))
 with_main = $(shell grep -lE '^(int )?main.(int|void)' $(1) /dev/null)

@@ -31,10 +31,11 @@ SET_UP = """#!/bin/sh
 echo "set-up $1" >>"$NOTES"
 touch "$NOTES.done"
 """
-# It is asked for its machine and for the bridge's headers whenever the Makefile is read: that builds nothing.
+# It is asked for its machine, for headers and for archives whenever the Makefile is read: that builds nothing.
 COMPILER = """#!/bin/sh
 case "$*" in
 *-dumpmachine*) echo x86_64-linux-gnu; exit ;;
+*-print-file-name*) exit ;;
 *-fsyntax-only*) test -e "$NOTES.done"; exit ;;
 esac
 echo "compiler" >>"$NOTES"

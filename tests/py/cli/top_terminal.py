@@ -34,6 +34,9 @@ class Terminal:
             environment.pop("LINES", None)
             environment.pop("COLUMNS", None)
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+            # The tests may run under nohup, or in the background, with these ignored.
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
             os.execve(command[0], command, environment)
         self.written = b""
 

@@ -224,7 +224,8 @@ class _Shared:
         if end is None or end.forks != _forks:
             end = self._open()
         found = end.get[timeout_ns,]
-        if type(found) is not QueueItem:
+        # By no call: behind type(found), while the interpreter has not specialised it, a handler would lose what was found.
+        if found.__class__ is not QueueItem:
             return found
         if found.status == -errno.ETIMEDOUT:
             raise _standard.Empty

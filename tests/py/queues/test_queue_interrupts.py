@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 
 import cableway as cw
+from cableway._queue import items
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
@@ -109,6 +110,24 @@ def test_no_item_is_lost_by_what_a_handler_raises_in_get(alarm: _Handler, kind: 
     found, raised = interrupted_gets(cw.Queue(), kind, alarm, TIMES)
     assert found == list(range(TIMES))
     assert raised > TIMES // 100, "else nothing was tried"
+
+
+@pytest.mark.parametrize("kind", ["plain", "several"])
+def test_nor_while_the_interpreter_has_not_specialised_the_code(
+    alarm: _Handler, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first calls of a function go other ways through the interpreter than later ones, as they do under a debugger."""
+    make, number, seconds = ITEMS[kind]
+    functions = [cw.Queue.get, cw.Queue._get, items.decode]
+
+    def made(n: int) -> Any:
+        for function in functions:
+            function.__code__ = function.__code__.replace()
+        return make(n)
+
+    monkeypatch.setitem(ITEMS, kind, (made, number, seconds))
+    found, raised = interrupted_gets(cw.Queue(), kind, alarm, TIMES)
+    assert found == list(range(TIMES)) and raised > TIMES // 100
 
 
 @pytest.mark.parametrize("make", [cw.SimpleQueue, cw.JoinableQueue])

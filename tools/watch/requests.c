@@ -167,6 +167,8 @@ const char *requests_text(uint32_t op, char *text) {
     };
     if (op < sizeof names / sizeof *names && names[op])
         return names[op];
-    snprintf(text, 16, op ? "op %u" : "", op);
+    text[0] = '\0';
+    if (op)
+        snprintf(text, 16, "op %u", op);
     return text;
 }

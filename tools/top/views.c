@@ -52,7 +52,7 @@ const struct top_view top_views[TOP_VIEWS] = {
                     {"command", "COMMAND", TOP_TEXT, 0},
                     {"workers", "WORKERS", TOP_COUNT, 0},
                     {"busy_workers", "BUSY", TOP_COUNT, 1},
-                    {"queued_tasks", "QUEUED", TOP_COUNT, 0},
+                    {"queued_chunks", "QUEUED", TOP_COUNT, 0},
                     {"tasks_per_second", "TASKS/S", TOP_RATE, 0},
                     {"busy_share", "BUSY %", TOP_SHARE, 0},
                     {"tasks", "TASKS", TOP_COUNT, 2},

@@ -134,11 +134,21 @@ class Request:
             raise error
         return value
 
+    def cancel(self) -> None:
+        """Gives up a receive that is not done: what comes is for others, and `wait` returns None. Of a send nothing happens."""
+        self._box.cancel(self)
+
+    Cancel = cancel
+
     def _try(self) -> None:
         """Whether it is done is known then."""
         came = self._attempt() if self._attempt is not None else None
-        if came is not None:
-            self._end(came)
+        if (
+            came is not None
+        ):  # no call from here on, not even of _end(): what came would be lost by what a handler raises
+            self._came = came
+            self._done = True
+            self._attempt = None
 
     def _end(self, came: tuple[Any, BaseException | None, Any]) -> None:
         self._came = came
@@ -217,6 +227,12 @@ class Mailbox:
                     None,
                 )
             )
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request that waits for a message."""
+        if request in self.posted and not request._done:
+            self.posted.remove(request)
+            request._end((None, None, None))
 
     # ---- sending
 

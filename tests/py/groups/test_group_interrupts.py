@@ -18,6 +18,7 @@ import pytest
 from group_support import outcomes
 
 import cableway as cw
+from cableway.group import Request
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork"),
@@ -85,6 +86,36 @@ def received(g: cw.Group, _pipe: Any) -> int:
 
 def test_no_message_is_lost_by_what_a_handler_raises() -> None:
     raised = outcomes("received", 1, received)[0]
+    assert raised > TIMES // 100
+
+
+def requested(g: cw.Group, _pipe: Any) -> int:
+    """The same by requests, on both sides."""
+    alarm, raised = _Alarm(), 0
+    random.seed(5)
+    g.timeout = 10
+    calls: list[Callable[[Request], Any]] = [
+        lambda request: request.wait(),
+        lambda request: request.test(),
+        lambda request: Request.waitall([request]),
+        lambda _: g.iprobe(0, 9),
+    ]
+    for n in range(TIMES):
+        request = g.irecv(0, 1)
+        sent = alarm.call(lambda: g.isend(n, 0, 1), 30e-6)  # noqa: B023
+        if sent is NOTHING:  # nothing says whether it was sent: no object came back
+            if request.test()[0]:
+                assert request.wait() == n
+                continue
+            g.isend(n, 0, 1)
+        raised += alarm.call(lambda: calls[n % 4](request), 40e-6) is NOTHING  # noqa: B023
+        assert request.wait() == n
+        assert not g.iprobe(), "it comes once"
+    return raised
+
+
+def test_no_message_of_a_request_is_lost_either() -> None:
+    raised = outcomes("requested", 1, requested)[0]
     assert raised > TIMES // 100
 
 

@@ -89,6 +89,30 @@ def test_a_request_is_done_when_its_message_came() -> None:
     assert outcomes("request", 2, waits)[0]
 
 
+def test_what_is_given_up_takes_no_message() -> None:
+    def gives_up(g: cw.Group, _pipe: Any) -> None:
+        first, second = g.irecv(0, 1), g.irecv(0, 1)
+        first.cancel()
+        assert first.test() == (True, None) and first.wait() is None
+        g.send("one", 0, 1)
+        assert second.wait() == "one"
+        second.cancel()  # it is done: nothing happens
+        assert second.wait() == "one"
+        g.timeout = 0.05
+        out = np.zeros(3)
+        waits = g.Irecv(out, 0, 2)
+        with pytest.raises(cw.Timeout):
+            waits.Wait()
+        waits.Cancel()
+        g.Send(np.ones(3), 0, 2)
+        assert g.Recv(np.zeros(3), 0, 2).sum() == 3 and out.sum() == 0
+        sent = g.isend("two", 0, 3)
+        sent.cancel()
+        assert g.recv(0, 3) == "two"
+
+    outcomes("given up", 1, gives_up)
+
+
 def test_a_message_goes_to_the_request_that_was_first() -> None:
     with cw.Group("first", 1) as g:
         first, second, other = g.irecv(0, 1), g.irecv(), g.irecv(0, 9)

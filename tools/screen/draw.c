@@ -120,7 +120,7 @@ static void draw_broker(const struct screen *screen) {
         if (top->state == MONITOR_GONE)
             snprintf(text, sizeof text, "GONE: what it said last follows");
         else if (!well)
-            snprintf(text, sizeof text, "%s for %s",
+            snprintf(text, sizeof text, "%s, last heard of %s ago",
                      top->state == MONITOR_STOPPED ? "STOPPED" : "HANGS",
                      output_span(top->still_seconds < 0 ? 0 : top->still_seconds, span));
         if (!well)

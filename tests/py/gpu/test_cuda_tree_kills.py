@@ -2,6 +2,8 @@
 any moment: a name means a whole version or nothing, and within a second no GPU memory is held for the dead.
 
 20 kills; 100 with CABLEWAY_SOAK set (make soak). The seed is printed.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Nobody waits longer than 5 s for a node that cannot be heard, whatever was asked of it, and whenever."""
+"""Nobody waits longer than 5 s for a node that cannot be heard, whatever was asked of it, and whenever.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A get with a timeout goes on trying while the other node's bridge is killed and comes back, until its time is out."""
+"""A get with a timeout goes on trying while the other node's bridge is killed and comes back, until its time is out.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

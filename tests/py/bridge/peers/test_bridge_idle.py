@@ -1,6 +1,8 @@
 """Links are made at first use and closed when nobody uses them, and nothing is lost by it.
 
 The storm of closes is 40 of them here, and 1,000 where CABLEWAY_SOAK is set.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Two nodes have one link: the newer one, whichever of them dialed it; what was said over another counts as not said."""
+"""Two nodes have one link: the newer one, whichever of them dialed it; what was said over another counts as not said.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cableway peers`: the list as people and programs see it, and its changes, made at once or killed."""
+"""`cableway peers`: the list as people and programs see it, and its changes, made at once or killed. Runs in `make test-more`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@
 
 #define THREADS            512u
 #define BLOCKS_A_PROCESSOR 2u
-#define ACCESSES_A_THREAD  4u /* at least, where there are enough */
 
 enum { WIDE, NARROW, WIDTHS };
 
@@ -127,7 +126,7 @@ static CUresult submit(const struct cw_gpu *gpu, CUstream stream, struct cw_kern
                        uint64_t at_bytes, uint64_t count) {
     const struct kernels *kernels = &all[gpu->ordinal];
     const void *sources[CW_KERNEL_PARTS_MAX];
-    const uint64_t a_block = THREADS * (width == WIDE ? ACCESSES_A_THREAD : 1);
+    const uint64_t a_block = THREADS * (width == WIDE ? CW_KERNEL_AT_ONCE : 1);
     const uint64_t blocks = (count + a_block - 1) / a_block;
     if (count == 0)
         return CUDA_SUCCESS;

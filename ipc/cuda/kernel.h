@@ -68,6 +68,7 @@ int cw_kernel_reduce(const struct cw_gpu *gpu, CUstream stream, struct cw_kernel
 
 #define CW_KERNEL_NAME_MAX 32
 #define CW_KERNEL_VECTOR   16 /* bytes of an access of the wide ones */
+#define CW_KERNEL_AT_ONCE  4u /* wide accesses of a thread in a round; others come one by one */
 
 /* "sum_f4_16": the kernel, and the bytes of an access. */
 void cw_ptx_name(struct cw_kernel kernel, uint32_t access_bytes, char name[CW_KERNEL_NAME_MAX]);

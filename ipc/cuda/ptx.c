@@ -3,10 +3,10 @@
  *
  *   NAME(void *target, u64 count, u32 parts, const void *from[CW_KERNEL_PARTS_MAX])
  *
- * count accesses (of 16 bytes, or of one element) become one of all parts. A thread takes AT_ONCE
- * wide ones in each round, which lie a whole grid apart: it loads all of the first part, then all
- * of the next one, which it combines with what it has, and stores. So loads of two parts are under
- * way at once, which is what the way to another GPU needs.
+ * count accesses (of 16 bytes, or of one element) become one of all parts. A thread takes
+ * CW_KERNEL_AT_ONCE wide ones in each round, which lie a whole grid apart: it loads all of the
+ * first part, then all of the next one, which it combines with what it has, and stores. So loads of
+ * two parts are under way at once, which is what the way to another GPU needs.
  *
  * Registers, for access number u of a round: %x<u>_<i> as loaded, %a<u>_<i> the elements so far,
  * %b<u>_<i> those of the next part; both are untyped, of an element's width (four bytes for what is
@@ -18,8 +18,6 @@
 #include <stdlib.h>
 
 #include "ipc/cuda/kernel.h"
-
-#define AT_ONCE 4u /* of wide accesses; others come one by one */
 
 static const char *const operations[CW_KERNEL_OPERATIONS] = {
     [CW_KERNEL_SUM] = "sum", [CW_KERNEL_PROD] = "prod", [CW_KERNEL_MIN] = "min",
@@ -74,7 +72,7 @@ struct shape {
 static struct shape shape_of(struct cw_kernel kernel, uint32_t access) {
     struct shape s = {.kernel = kernel, .type = elements[kernel.element].type, .access = access};
     const uint32_t size = elements[kernel.element].size;
-    s.at_once = access == CW_KERNEL_VECTOR ? AT_ONCE : 1;
+    s.at_once = access == CW_KERNEL_VECTOR ? CW_KERNEL_AT_ONCE : 1;
     s.narrow = size == 2;
     s.wide_words = size == 8;
     s.words = access < 4 ? 1 : access / (s.wide_words ? 8 : 4);

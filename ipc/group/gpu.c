@@ -55,10 +55,6 @@ static bool moves_only(enum group_operation kind) {
     return kind != GROUP_REDUCE && kind != GROUP_ALLREDUCE && kind != GROUP_REDUCE_SCATTER;
 }
 
-static bool on_gpu(cw_group_memory memory) {
-    return memory.array && cw_array_gpu(memory.array) >= 0;
-}
-
 /* Blocks of what a member receives, whether this one does or not. */
 static uint32_t blocks_received(const cw_group *group, const struct operation *op) {
     bool many =

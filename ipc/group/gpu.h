@@ -6,6 +6,9 @@
 
 #include "ipc/group/collective.h"
 
+static inline bool on_gpu(cw_group_memory memory) {
+    return memory.array && cw_array_gpu(memory.array) >= 0;
+}
 /* A meeting at which each says something (flags of window.h); *any: what any of them said. As
  * cw_group_await(). */
 int cw_gpu_agree(cw_group *group, const struct operation *op, uint64_t flags, uint64_t *any);

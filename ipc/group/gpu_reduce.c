@@ -52,7 +52,7 @@ struct reduction {
     bool in_one_step;
     bool in_place[CW_KERNEL_PARTS_MAX];
     cw_array *send[CW_KERNEL_PARTS_MAX], *receive[CW_KERNEL_PARTS_MAX]; /* the others' */
-    uint32_t pinned; /* of what it uses, in the order of for_all() */
+    uint32_t pinned; /* of what it uses, in the order of used() */
 };
 
 static bool any_in_place(const struct reduction *r) {
@@ -65,10 +65,6 @@ static bool any_in_place(const struct reduction *r) {
 /* Bytes from which on this member's elements lie in what each sends. */
 static uint64_t own_block(const cw_group *group, const struct operation *op) {
     return op->blocks > 1 ? group->rank * op->block_bytes : 0;
-}
-
-static bool on_gpu(cw_group_memory memory) {
-    return memory.array && cw_array_gpu(memory.array) >= 0;
 }
 
 bool cw_gpu_may_reduce(const cw_group *group, const struct operation *op) {

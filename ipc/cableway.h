@@ -808,6 +808,9 @@ int cw_memory_gpu(const void *address, int *gpu);
 /* The array of ours, as bytes, in which an address of GPU memory lies that this process holds; one
  * more lease on it. Of pools see cw_array_at(). The caller owns *out. -ENOENT. */
 int cw_memory_array(cw_client *client, const void *address, cw_array **out);
+/* 1: an address lies in GPU memory of ours that this process has mapped; 0: it does not, and neither
+ * cw_memory_array() nor cw_array_at() finds anything. Asks nobody. */
+int cw_memory_is_shared(cw_client *client, const void *address);
 /* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
  * on that GPU was given; whole 1: for all streams of that GPU. */
 int cw_stream_wait(int gpu, void *stream, int whole);

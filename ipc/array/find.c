@@ -37,6 +37,15 @@ static struct cw_slab *find_slab(cw_client *client, const uint8_t *address) {
     return NULL;
 }
 
+int cw_memory_is_shared(cw_client *client, const void *address) {
+    if (!client || !address)
+        return cw_needs("a client and an address");
+    pthread_mutex_lock(&client->lock);
+    bool is_shared = find_slab(client, address) != NULL;
+    pthread_mutex_unlock(&client->lock);
+    return is_shared;
+}
+
 int cw_memory_array(cw_client *client, const void *address, cw_array **out) {
     uint32_t block;
     if (!client || !address || !out)

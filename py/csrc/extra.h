@@ -52,6 +52,8 @@ static int cwpy_use_begin(cw_array *array, void *stream, int64_t timeout_ns, int
                           int *cell);
 static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, int *cell,
                         cw_completion *out);
+/* A stream reads an array from now on: it waits for the last write. -EINTR: nothing was done. */
+static int cwpy_follow(cw_array *array, void *stream);
 /* cw_work_finish() of what is in a cell, if there is anything. */
 static int cwpy_work_end(cw_work **cell, cw_completion *out);
 /* The layout as bytes (ndim, itemsize, nbytes, shape, strides, dtype), to be the key of a cache.
@@ -198,6 +200,12 @@ static int cwpy_use_end(cw_array *array, void *stream, int writing, int whole, i
         return 0;
     return writing ? cw_array_writing_finish(array, stream, whole, out)
                    : cw_array_reading_finish(array, stream, out);
+}
+
+static int cwpy_follow(cw_array *array, void *stream) {
+    int code = cw_array_reading_begin(array, stream, -1);
+
+    return code ? code : cw_array_reading_end(array, stream);
 }
 
 static int cwpy_work_end(cw_work **cell, cw_completion *out) {

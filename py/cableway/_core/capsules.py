@@ -13,7 +13,7 @@ import numpy as np
 
 from cableway import _dlpack
 from cableway._core import words
-from cableway._core.layouts import Layout, contiguous
+from cableway._core.layouts import Layout
 from cableway._core.library import ffi, keeping
 
 __all__ = ["Seen", "host_values", "look", "of_torch"]
@@ -60,18 +60,14 @@ def look(obj: Any, **options: Any) -> Seen:
         source = obj.view(sys.modules["torch"].uint8)
     capsule = source.__dlpack__(**options)
     address, device, shape, steps, code, bits, lanes, flags = _dlpack.look(capsule)
-    dtype = words.of_word(word) if source is not obj else words.of_dlpack(code, bits, lanes)
-    if dtype is None:
+    row = words.of_text(word) if source is not obj else words.of_dlpack(code, bits, lanes)
+    if row is None:
         raise TypeError(
             f"a {type(obj).__name__} of dtype {getattr(obj, 'dtype', '?')}, which is none here (DLPack's code {code}, {bits} "
             f"bits, {lanes} lanes); share its bytes, a view as unsigned integers"
         )
-    strides = (
-        contiguous(shape, dtype.itemsize, "C")
-        if steps is None
-        else tuple(step * dtype.itemsize for step in steps)
-    )
-    layout = Layout(shape, dtype, strides)
+    strides = None if steps is None else tuple(step * row.size_bytes for step in steps)
+    layout = Layout.of_row(shape, row, strides)
     return Seen(address, device, layout, bool(flags & _READ_ONLY), (obj, capsule))
 
 

@@ -30,7 +30,15 @@ _BUFFER_BYTES = 16 + 16 * 64 + 2048
 
 
 class Layout:
-    """Shape, strides in bytes and dtype. Never changes."""
+    """Shape, strides in bytes and dtype. Never changes.
+
+    A dtype that another library told (`of_row`) is made when somebody asks for it: one of machine learning imports `ml_dtypes`, which
+    takes 10 ms, and who only passes an array on does not need it.
+
+    Attributes:
+        row: that dtype's row of the table; None: `dtype` is what there is.
+        itemsize: bytes of an element.
+    """
 
     __slots__ = (
         "_c",
@@ -42,12 +50,15 @@ class Layout:
         "_span",
         "dtype",
         "encoded",
+        "itemsize",
         "ndim",
+        "row",
         "shape",
         "size",
         "strides",
     )
 
+    dtype: np.dtype[Any]
     encoded: tuple[Any, bytes] | None  # as an item of a queue has it (`_queue.items`)
 
     def __init__(
@@ -57,11 +68,28 @@ class Layout:
         strides: tuple[int, ...] | None = None,
         order: str = "C",
     ) -> None:
-        self.shape = shape
         self.dtype = dtype
+        self.row: words.Row | None = None
+        self._begin(shape, dtype.itemsize, strides, order)
+
+    @classmethod
+    def of_row(
+        cls, shape: tuple[int, ...], row: words.Row, strides: tuple[int, ...] | None = None
+    ) -> Layout:
+        """The same of a row of the table of dtypes; strides in bytes, None: C order."""
+        self = cls.__new__(cls)
+        self.row = row
+        self._begin(shape, row.size_bytes, strides, "C")
+        return self
+
+    def _begin(
+        self, shape: tuple[int, ...], itemsize: int, strides: tuple[int, ...] | None, order: str
+    ) -> None:
+        self.shape = shape
+        self.itemsize = itemsize
         self.ndim = len(shape)
         self.size = math.prod(shape)
-        self.strides = contiguous(shape, dtype.itemsize, order) if strides is None else strides
+        self.strides = contiguous(shape, itemsize, order) if strides is None else strides
         self._c: tuple[Any, ...] | None = None  # and what it points to
         self._c_bytes = b""
         self._gapless: bool | None = None
@@ -71,10 +99,32 @@ class Layout:
         self._span: int | None = None
         self.encoded = None
 
+    def __getattr__(self, name: str) -> Any:
+        """A dtype that is not made yet."""
+        if name != "dtype":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        row = self.row
+        assert row is not None
+        self.dtype = words.of_row(row)
+        return self.dtype
+
     @property
     def nbytes(self) -> int:
         """Bytes of all elements."""
-        return self.size * self.dtype.itemsize
+        return self.size * self.itemsize
+
+    def with_shape(self, shape: tuple[int, ...]) -> Layout:
+        """The same dtype in another shape, in C order."""
+        return Layout(shape, self.dtype) if self.row is None else Layout.of_row(shape, self.row)
+
+    @property
+    def text(self) -> str:
+        """The dtype as cableway.h has it.
+
+        Raises:
+            TypeError: it cannot be shared.
+        """
+        return dtypes.encode(self.dtype) if self.row is None else self.row.dtype
 
     @property
     def origin(self) -> int:
@@ -90,7 +140,7 @@ class Layout:
         if self._span is None:
             steps = zip(self.shape, self.strides, strict=True)
             reach = sum((n - 1) * abs(step) for n, step in steps) if self.size else 0
-            self._span = reach + self.dtype.itemsize if self.size else 0
+            self._span = reach + self.itemsize if self.size else 0
         return self._span
 
     @property
@@ -112,9 +162,9 @@ class Layout:
                 )
             shape = ffi.new("int64_t[]", self.shape or (1,))
             strides = ffi.new("int64_t[]", self.strides or (1,))
-            text = ffi.new("char[]", dtypes.encode(self.dtype).encode())
+            text = ffi.new("char[]", self.text.encode())
             c = ffi.new("cw_layout *")
-            c.ndim, c.itemsize = self.ndim, self.dtype.itemsize
+            c.ndim, c.itemsize = self.ndim, self.itemsize
             c.shape, c.strides, c.dtype = shape, strides, text
             self._c = found = (c, shape, strides, text)  # threads may be here at once
         return found[0]
@@ -128,9 +178,13 @@ class Layout:
 
     @property
     def meaning(self) -> tuple[Any, ...]:
-        """Equal for layouts that mean the same: `same` as a key. A dtype's word is no part of NumPy's equality."""
+        """Equal for layouts that mean the same: `same` as a key.
+
+        Raises:
+            TypeError: the dtype cannot be shared.
+        """
         if not self._meaning:
-            self._meaning = self.shape, self.strides, self.dtype, words.word(self.dtype)
+            self._meaning = self.shape, self.strides, self.text
         return self._meaning
 
     def same(self, other: Layout) -> bool:
@@ -138,12 +192,16 @@ class Layout:
         return (
             self.shape == other.shape
             and self.strides == other.strides
-            and words.same(self.dtype, other.dtype)
+            and (
+                self.row is other.row
+                if self.row is not None and other.row is not None
+                else words.same(self.dtype, other.dtype)
+            )
         )
 
     def is_contiguous(self, order: str) -> bool:
         """Whether the elements lie without gaps in C order ("C") or Fortran order ("F")."""
-        wanted = contiguous(self.shape, self.dtype.itemsize, order)
+        wanted = contiguous(self.shape, self.itemsize, order)
         return self.size == 0 or all(
             n == 1 or have == want
             for n, have, want in zip(self.shape, self.strides, wanted, strict=True)
@@ -211,7 +269,7 @@ def is_gapless(layout: Layout) -> bool:
     (True, False)
     """
     if layout._gapless is None:
-        step, gapless = layout.dtype.itemsize, True
+        step, gapless = layout.itemsize, True
         steps = zip(layout.strides, layout.shape, strict=True)
         for stride, n in sorted((stride, n) for stride, n in steps if n != 1):
             gapless = gapless and (stride == step or not layout.size)

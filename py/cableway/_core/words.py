@@ -118,10 +118,9 @@ def _made(found: Row) -> Any:
     return np.dtype(f"V{found.size_bytes}", metadata={_KEY: found.dtype})
 
 
-def of_dlpack(code: int, bits: int, lanes: int) -> np.dtype[Any] | None:
-    """The dtype that DLPack tells so; None: we have none."""
-    found = _OF_DLPACK.get((code, bits, lanes))
-    return None if found is None else of_row(found)
+def of_dlpack(code: int, bits: int, lanes: int) -> Row | None:
+    """The row of the dtype that DLPack tells so; None: we have none."""
+    return _OF_DLPACK.get((code, bits, lanes))
 
 
 def of_torch(name: str) -> Row | None:

@@ -19,7 +19,9 @@ from cableway._core.leases import EvictableLease, Lease, lease_served
 from cableway._core.library import check, check_again, ffi, lib
 from cableway._cuda import stream_order
 
-__all__ = ["ExternalArray", "external_array", "find", "interface", "lies_on_gpu", "no_host_view"]
+__all__ = [
+    "ExternalArray", "external_array", "find", "interface", "is_shared", "lies_on_gpu", "no_host_view", "torch_stream",
+]  # fmt: skip
 
 _DLPACK_CUDA = 2
 _LEGACY_STREAM = 1
@@ -41,6 +43,11 @@ def find(address: int) -> Lease | None:
         return None
     check(status)
     return found
+
+
+def is_shared(address: int) -> bool:
+    """Whether an address lies in GPU memory of ours. Quick: where it does not, nothing is to be found there."""
+    return bool(lib.cw_memory_is_shared(client.current().pointer, ffi.cast("void *", address)) > 0)
 
 
 def uuid(lease: Lease) -> str:
@@ -114,7 +121,7 @@ class ExternalArray:
         self.stream = told.get("stream")
         self.whole = told.get("version", 0) < 3
         if self.whole and _is_torch(owner):
-            self.stream, self.whole = _torch_stream(owner), False
+            self.stream, self.whole = _stream_of(owner), False
         if self.stream == 0:
             raise ValueError(
                 "__cuda_array_interface__ names the stream 0, which is ambiguous; "
@@ -127,19 +134,20 @@ class ExternalArray:
         """Of an array whose dtype `__cuda_array_interface__` cannot tell."""
         of_torch = _is_torch(owner)
         # PyTorch's work is ordered by the current stream; others let the one that is named here wait for theirs.
-        stream = _torch_stream(owner) if of_torch else _LEGACY_STREAM
+        stream = _stream_of(owner) if of_torch else _LEGACY_STREAM
         seen = capsules.look(owner, stream=-1 if of_torch else stream)
         self = cls.at(owner, seen.address, seen.layout)
         self.stream, self.readonly = stream, seen.readonly
         return self
 
     @classmethod
-    def at(cls, owner: Any, address: int, layout: Layout) -> ExternalArray:
-        """The same of what is known already, without a stream: whoever takes it orders the work by himself."""
+    def at(cls, owner: Any, address: int, layout: Layout, gpu: int | None = None) -> ExternalArray:
+        """The same of what is known already, without a stream: whoever takes it orders the work by himself. gpu: where it lies, by
+        this process's number; None: the driver is asked."""
         self = cls.__new__(cls)
         self.owner, self.address, self.layout = owner, address, layout
         self.readonly, self.stream, self.whole = False, None, False
-        self.gpu = self._find_gpu()
+        self.gpu = self._find_gpu() if gpu is None else gpu
         return self
 
     def _find_gpu(self) -> int:
@@ -183,9 +191,16 @@ def _is_torch(obj: Any) -> bool:
     return type(obj).__module__.partition(".")[0] == "torch"
 
 
-def _torch_stream(tensor: Any) -> int:
-    number = sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream
+def torch_stream(torch: Any, gpu: int) -> int:
+    """The number of PyTorch's current stream on a GPU."""
+    # The public call makes an object of Python's each time, which takes as long as all the rest of a task.
+    quick = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
+    number = torch.cuda.current_stream(gpu).cuda_stream if quick is None else quick(gpu)
     return int(number) or _LEGACY_STREAM
+
+
+def _stream_of(tensor: Any) -> int:
+    return torch_stream(sys.modules["torch"], tensor.get_device())
 
 
 def _told(obj: Any) -> dict[str, Any] | None:

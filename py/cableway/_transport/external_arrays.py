@@ -112,7 +112,7 @@ class _Seen(NamedTuple):
     Attributes:
         alias: another one on its memory, without gaps and of a dtype that NumPy has.
         whole: it is that memory; False: a copy without gaps.
-        layout: the alias's; None: to be asked for.
+        layout: the alias's, which is a tensor on a GPU; None: to be asked for.
     """
 
     alias: Any
@@ -171,13 +171,6 @@ def _torch_state(tensor: Any) -> Any:
     )
 
 
-def _torch_stream(torch: Any, gpu: int) -> int:
-    # The public call makes an object of Python's each time, which takes as long as all the rest of a task here.
-    quick = getattr(getattr(torch, "_C", None), "_cuda_getCurrentRawStream", None)
-    number = torch.cuda.current_stream(gpu).cuda_stream if quick is None else quick(gpu)
-    return int(number) or _LEGACY_STREAM
-
-
 def _see_cupy(cupy: Any, array: Any) -> _Seen | None:
     if not array.size or array.dtype.names is not None:
         return None
@@ -195,13 +188,14 @@ def _cupy_stream(cupy: Any, gpu: int) -> int:
 
 _SEE = {"torch": _see_torch, "cupy": _see_cupy}
 _STATE = {"torch": _torch_state, "cupy": _cupy_state}
-_STREAM = {"torch": _torch_stream, "cupy": _cupy_stream}
+_STREAM = {"torch": interop.torch_stream, "cupy": _cupy_stream}
 
 
 def _told(seen: _Seen) -> interop.ExternalArray | None:
     if seen.layout is None:
         return interop.external_array(seen.alias)
-    return interop.ExternalArray.at(seen.alias, seen.alias.data_ptr(), seen.layout)
+    alias = seen.alias
+    return interop.ExternalArray.at(alias, alias.data_ptr(), seen.layout, alias.get_device())
 
 
 # ---- what is lent
@@ -316,7 +310,9 @@ class Lender:
 
     def _lease_on(self, library: str, told: interop.ExternalArray) -> tuple[Lease | None, bool]:
         """A lease on an array's own memory, if there may be one, and whether that is borrowed."""
-        lease = interop.find(told.low) or suballocation.lend(told, insist=False)
+        lease = None
+        if interop.is_shared(told.low):
+            lease = interop.find(told.low) or suballocation.lend(told, insist=False)
         if lease is not None or not self._borrows(library):
             return lease, False
         try:

@@ -13,7 +13,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cableway._array import dlpack
-from cableway._core.library import ffi, lib
+from cableway._core.library import check_again, ffi, lib
+from cableway._cuda import interop
 
 if TYPE_CHECKING:
     from cableway._core.layouts import Layout
@@ -45,8 +46,8 @@ def _tensor(torch: Any, given: Any, how: Rebuild) -> Any:
 
 class Maker:
     """Makes tensors of PyTorch's as `rebuild` does, of one form and one after the other: what they have in common is found
-    out once, and where the last write is complete neither PyTorch nor the driver is asked for a stream. Each is a
-    tensor of its own, which keeps a lease of its own.
+    out once. PyTorch's current stream waits for the last write; where that is complete, nobody is asked for a stream. Each
+    is a tensor of its own, which keeps a lease of its own.
 
     Args:
         layout: theirs.
@@ -64,15 +65,20 @@ class Maker:
         self._device = (dlpack.CUDA, gpu)
         self._how = how
 
-    def make(self, lease: Lease, offset: int) -> Any | None:
+    def make(self, lease: Lease, offset: int) -> Any:
         """A tensor whose first element lies so many bytes behind the beginning of memory of ours, which can be written and is
-        not evictable. None: the last write is not complete, and `rebuild` makes a stream wait for it.
+        not evictable.
+
+        Raises:
+            ProducerDied: who wrote it last died before it was complete.
         """
+        torch = _imported("torch")
         if not dlpack.has_passed(lease):
-            return None
+            stream = ffi.cast("void *", interop.torch_stream(torch, self._device[1]))
+            check_again(lib.cwpy_follow, lease.pointer, stream)
         address = int(ffi.cast("uintptr_t", lib.cw_array_data(lease.pointer))) + offset
         capsule = dlpack.on(lease, address, self._device, self._form)
-        return _tensor(_imported("torch"), capsule, self._how)
+        return _tensor(torch, capsule, self._how)
 
 
 def maker(layout: Layout, how: Rebuild | None, gpu: int) -> Maker | None:

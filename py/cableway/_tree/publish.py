@@ -17,7 +17,7 @@ import numpy as np
 from cableway import array as arrays
 from cableway import client, create
 from cableway._array import copies
-from cableway._core import dtypes, layouts, leases
+from cableway._core import layouts, leases
 from cableway._core.arguments import json_bytes
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
@@ -43,7 +43,7 @@ PIECE_BYTES = 64 << 30  # of memory that is allocated at once, unless one leaf i
 _LEAF = struct.Struct(f"=Q{ffi.sizeof('cw_layout')}sQQQQIIII24x")
 assert _LEAF.size == ffi.sizeof("cw_leaf")
 
-_told: set[np.dtype[Any]] = set()  # dtypes that can be shared
+_told = set[Any]()  # dtypes that can be shared
 
 
 class Place(NamedTuple):
@@ -62,11 +62,11 @@ class Shared:
     all is asked.
     """
 
-    __slots__ = ("_dtypes", "_last", "_layouts", "_torch", "ordered")
+    __slots__ = ("_known", "_last", "_layouts", "_torch", "ordered")
 
     def __init__(self) -> None:
         self._torch = sys.modules.get("torch")
-        self._dtypes: dict[Any, np.dtype[Any]] = {}  # by PyTorch's
+        self._known: dict[Any, Layout] = {}  # one of each dtype, by PyTorch's
         self._layouts: dict[tuple[Any, Any], Layout] = {}  # by shape and PyTorch's dtype
         self._last: tuple[int, int, Lease, str] | None = None
         self.ordered = set[tuple[int, int]]()  # see create._of_external
@@ -91,13 +91,13 @@ class Shared:
             address = value.data_ptr()
         except RuntimeError:  # a tensor of torch.func, which has no memory
             return None
-        dtype = self._dtypes.get(value.dtype)
-        if dtype is None or not begin <= address < end:
+        known = self._known.get(value.dtype)
+        if known is None or not begin <= address < end:
             return None
         key = value.shape, value.dtype
         layout = self._layouts.get(key)
         if layout is None:
-            layout = self._layouts[key] = Layout(tuple(value.shape), dtype)
+            layout = self._layouts[key] = known.with_shape(tuple(value.shape))
         if not layout.nbytes or address + layout.nbytes > end:
             return None
         return Place(lease, address - begin, layout), where
@@ -110,12 +110,12 @@ class Shared:
             or suballocation.number_of(lease) is not None  # it keeps this tensor alone
             or not self._is_plain(value)
             or layout.shape != tuple(value.shape)
-            or layout.dtype.itemsize != value.element_size()
+            or layout.itemsize != value.element_size()
             or not layout.is_contiguous("C")
         ):
             return
         begin, nbytes = lease.span()
-        self._dtypes[value.dtype] = layout.dtype
+        self._known[value.dtype] = layout
         self._last = begin, begin + nbytes, lease, shared.device
 
 
@@ -165,9 +165,10 @@ class Source:
             self._of_others(value)
         if device is not None:
             self.where = device
-        if self.layout.dtype not in _told:
-            dtypes.encode(self.layout.dtype)  # refuses what cannot be shared
-            _told.add(self.layout.dtype)
+        kind = self.layout.row or self.layout.dtype
+        if kind not in _told:
+            _ = self.layout.text  # refuses what cannot be shared
+            _told.add(kind)
 
     def _of_others(self, value: Any) -> None:
         told = interop.external_array(value)
@@ -197,7 +198,7 @@ class Source:
             at = (told.gpu, told.address) if told is not None else id(values)
         if not self.layout.nbytes:
             return (id(values),)
-        return (at, self.layout.shape, self._steps(), str(self.layout.dtype), self.where)
+        return (at, self.layout.shape, self._steps(), self.layout.text, self.where)
 
     def _steps(self) -> tuple[int, ...]:
         values = self.values

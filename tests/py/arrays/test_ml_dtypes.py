@@ -122,7 +122,8 @@ def test_dlpack_tells_it_as_its_header_does(word: str) -> None:
     assert (
         tuple(_dlpack.look(w.__dlpack__())[4:7]) == DLPACK[word]
     )  # also to who is older than DLPack 1
-    assert words.word(words.of_dlpack(*DLPACK[word])) == word
+    row = words.of_dlpack(*DLPACK[word])
+    assert row is not None and words.word(words.of_row(row)) == row.dtype == word
 
 
 @pytest.mark.parametrize("word", NUMBERS)

@@ -71,7 +71,7 @@ def from_dlpack(other: Any) -> ndarray:
     made.memory, made.address, made.shape = other, seen.address, seen.shape
     if seen.dtype[0] > 6:
         raise TypeError(f"float8 is not supported: {seen.dtype}")
-    made.dtype = words.of_dlpack(*seen.dtype)
+    made.dtype = words.of_row(words.of_dlpack(*seen.dtype))
     made.strides = tuple(step * made.dtype.itemsize for step in seen.strides)
     made.size = int(np.prod(made.shape))
     return made

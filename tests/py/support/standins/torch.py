@@ -58,6 +58,10 @@ class Tensor:
         """The address of the first element."""
         return self.address or int(self.owner.__array_interface__["data"][0])
 
+    def get_device(self) -> int:
+        """The GPU's number."""
+        return int(self.device.index)
+
     def stride(self) -> tuple[int, ...]:
         """Steps in elements."""
         return self.steps

@@ -228,8 +228,11 @@ static int wait_complete(cw_group *group) {
 /* ---- joining ---- */
 
 void cw_group_members(cw_group *group, const uint32_t *slots) {
+    for (uint32_t i = 0; i < CW_GROUP_RANKS_MAX; i++)
+        group->rank_of[i] = CW_GROUP_RANKS_MAX;
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_slot *slot = &group->page->slots[slots ? slots[i] : i];
+        group->rank_of[slot - group->page->slots] = (uint16_t)i;
         group->members[i] = (struct group_member){
             .slot = slot,
             /* N26: N13, which saw the epoch run, orders it; some may have left already. */
@@ -261,9 +264,10 @@ static int join_once(cw_group *group, int32_t rank) {
         if (code)
             slot_leave(group, group->own, me);
     }
-    if (code == 0)
+    if (code == 0) {
+        group->oldest = group->epoch;
         cw_group_members(group, NULL);
-    else if (group->page)
+    } else if (group->page)
         cw_group_page_close(group);
     return code;
 }

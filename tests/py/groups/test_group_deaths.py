@@ -32,6 +32,76 @@ def check_told(facts: dict[str, Any], rank: int, pid: int, reason: str) -> None:
     assert (facts["rank"], facts["pid"], facts["reason"]) == (rank, pid, reason), facts["text"]
 
 
+@pytest.mark.parametrize("call", ["recv", "probe", "wait", "test", "send"])
+def test_who_waits_for_a_message_of_the_living_is_told_too(call: str) -> None:
+    """All wait in a ring for messages that nobody sends, or for room, and none of them for the dead."""
+
+    def waits(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        if g.rank == 2:
+            pipe.recv()  # is killed here
+        peer = 1 - g.rank
+        if call == "recv":
+            g.recv(peer)
+        elif call == "probe":
+            g.probe(peer, tag=1)
+        elif call == "wait":
+            g.irecv(peer).wait()
+        elif call == "test":
+            request = g.irecv(peer)
+            while not request.test()[0]:
+                pass
+        while True:
+            g.send("until there is no room", peer)
+
+    with group("living", 3, waits, timeout=None) as (zero, one, two):
+        for member in (zero, one, two):
+            assert member.next() == "there"
+        two.kill()
+        check_told(zero.raised(), 2, two.pid, "died")
+        check_told(one.raised(), 2, two.pid, "died")
+
+
+def test_many_members_find_a_death_as_well() -> None:
+    """Of more than 32 others not all are looked at each time."""
+
+    def waits(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        if g.rank:
+            pipe.recv()
+        g.recv(1)
+
+    with group("many", 36, waits, timeout=None) as started:
+        for member in started:
+            assert member.next() == "there"
+        for rank in (34, 33):
+            started[rank].kill()
+        facts = started[0].raised()
+        assert (facts["kind"], facts["reason"]) == ("GroupBroken", "died"), facts["trace"]
+        assert facts["rank"] in (33, 34)
+
+
+def test_who_leaves_ends_no_messages_of_others() -> None:
+    def talks(g: cw.Group, pipe: Any) -> Any:
+        g.barrier()
+        if g.rank == 2:
+            return "left"
+        if g.rank == 0:
+            pipe.send("waits")
+            return g.recv(1)
+        pipe.recv()
+        g.send("x", 0)
+        return "sent"
+
+    with group("leaves", 3, talks, timeout=None) as (zero, one, two):
+        assert (two.returned(), zero.next()) == ("left", "waits")
+        time.sleep(0.2)  # some looks
+        one.pipe.send("on")
+        assert (zero.returned(), one.returned()) == ("x", "sent")
+
+
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_a_killed_member_is_named_to_all(size: int) -> None:
     with group("kill", size, for_ever, timeout=None) as started:

@@ -133,6 +133,10 @@ enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when no
  * knew that call).
  */
 int cw_connect(const char *address, const char *name_space, uint32_t flags, cw_client **out);
+/* The same, and a broker that runs is waited for so long; < 0: 10 s. One that has to be started is
+ * waited for until it listens. -ETIMEDOUT. */
+int cw_connect_within(const char *address, const char *name_space, uint32_t flags,
+                      int64_t timeout_ns, cw_client **out);
 void cw_client_ref(cw_client *client);
 /* The last reference ends the session; arrays hold one each. NULL is allowed. */
 void cw_client_unref(cw_client *client);

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -105,8 +106,10 @@ class Group(PointToPoint):
         self, name: str, size: int, rank: int | None, timeout: float | None, stop: int = 0
     ) -> None:
         """stop: the address of a word of 4 bytes, which the caller keeps: joining gives up when it is not 0. 0: none."""
-        limit_ns = _nanoseconds(timeout)
-        connection = client.current()
+        limit_ns, begun_ns = _nanoseconds(timeout), time.monotonic_ns()
+        connection = client.current(limit_ns or -1)
+        if limit_ns > 0:
+            limit_ns = max(0, limit_ns - (time.monotonic_ns() - begun_ns))
         self.name = name
         self._timeout = timeout
         self._pid = os.getpid()
@@ -120,6 +123,7 @@ class Group(PointToPoint):
                 f"rank {number}: a group of {members} has ranks 0 to {members - 1}; None takes the lowest that is free"
             )
         self._end = _dispatch.GroupEnd(connection.number, name, members, number, limit_ns, stop)
+        self._end.set_timeout(_nanoseconds(timeout))
         self._calls = Calls(self._end)
         self._box = Mailbox(self._calls, timeout)
 

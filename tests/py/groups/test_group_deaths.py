@@ -313,3 +313,40 @@ def test_without_a_broker_an_operation_that_needs_it_breaks_the_group(tmp_path: 
     said = [process.communicate(timeout=60)[0].split() for process in started]
     assert "BrokerLost" in (said[0][0], said[1][0]), said  # where it was noticed first
     assert said[0][1:] == said[1][1:] and said[0][2] == "failed", said
+
+
+BROKER_STOPPED = """
+import os, signal, sys, time
+import cableway as cw
+
+with cw.connect(sys.argv[1]) as connection:
+    pid = connection.broker_pid
+joined = cw.Group("joined", 1, timeout=0.5) if sys.argv[2] == "connected" else None
+os.kill(pid, signal.SIGSTOP)
+try:
+    begun = time.monotonic()
+    try:
+        cw.Group("stopped", 1, timeout=0.5)
+    except cw.Timeout as error:
+        print("is stopped" in str(error), time.monotonic() - begun < 5)
+    begun = time.monotonic()
+    if joined:
+        joined.close()
+    print(time.monotonic() - begun < 5)
+finally:
+    os.kill(pid, signal.SIGCONT)
+with cw.Group("stopped", 1) as g:
+    print(g.allreduce(1))
+"""
+
+
+@pytest.mark.parametrize("state", ["fresh", "connected"])
+def test_the_time_of_a_group_is_for_a_broker_that_does_not_answer_too(
+    tmp_path: Path, state: str
+) -> None:
+    tmp_path.chmod(0o700)
+    said = subprocess.run(
+        [sys.executable, "-c", BROKER_STOPPED, str(tmp_path), state], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "CABLEWAY_DIR": str(tmp_path)},
+    ).stdout  # fmt: skip
+    assert said.split() == ["True", "True", "True", "1"]

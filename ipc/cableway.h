@@ -133,6 +133,10 @@ enum cw_connect_flags { CW_CONNECT_NO_START = 1 /* do not start a broker when no
  * knew that call).
  */
 int cw_connect(const char *address, const char *name_space, uint32_t flags, cw_client **out);
+/* The same, and a broker that runs is waited for so long; < 0: 10 s. One that has to be started is
+ * waited for until it listens. -ETIMEDOUT. */
+int cw_connect_within(const char *address, const char *name_space, uint32_t flags,
+                      int64_t timeout_ns, cw_client **out);
 void cw_client_ref(cw_client *client);
 /* The last reference ends the session; arrays hold one each. NULL is allowed. */
 void cw_client_unref(cw_client *client);
@@ -1183,7 +1187,7 @@ void cw_group_close(cw_group *group);
 int cw_group_set_timeout(cw_group *group, int64_t timeout_ns);
 uint32_t cw_group_rank(const cw_group *group);
 uint32_t cw_group_size(const cw_group *group);
-/* Operations of all members that this one has completed so far. */
+/* Operations of all members that this one has completed so far; of cw_group_exchange() not. */
 uint64_t cw_group_completed(const cw_group *group);
 /* 1: it is broken, and *out, which may be NULL, tells how; 0: not, as far as anybody knows. Does
  * not block. */
@@ -1215,8 +1219,14 @@ int cw_group_interrupt(cw_group *group);
  * have not. Waits until each member has called it, or has ended or closed the group. -EINVAL: the
  * group is not broken. -ETIMEDOUT: a member that lives did not call it; -EINTR; call it again.
  * -EOWNERDEAD: the others went on without this one.
+ *
+ * Messages that those who are left sent each other before are received afterwards, in their order;
+ * the source is the sender's new rank. Those of members that are gone are dropped.
  */
 int cw_group_reform(cw_group *group);
+/* Drops also what those who are left sent this member before its last cw_group_reform(), and it has
+ * not received: for who does again what was sent. Does not block. -EBUSY, -EINVAL. */
+int cw_group_drop_messages(cw_group *group);
 
 /*
  * Elements of one member, contiguous. array: one of this client's, in which data lies; then the
@@ -1279,7 +1289,8 @@ int cw_group_alltoall(cw_group *group, cw_group_memory send, cw_group_memory rec
  * Bytes of any length. from and to: a rank, or CW_GROUP_ALL; one of them is CW_GROUP_ALL. label
  * (0 to 255): all members give the same. *out: one part a rank, of size 0 and NULL where that
  * member sent nothing, or this one does not receive; the caller owns it: cw_group_parts_free() with
- * the group's size. Blocks, as the operations above.
+ * the group's size. Blocks, as the operations above. cw_group_completed() does not count it: what
+ * is made of the parts is complete with a barrier behind, which is counted.
  */
 #define CW_GROUP_ALL UINT32_MAX
 typedef struct cw_group_part {
@@ -1312,7 +1323,7 @@ typedef struct cw_group_message {
 int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
                   uint32_t to, int32_t tag);
 /* Waits for a message from source (-1: anybody) with a tag (-1: any). The caller owns what is in
- * *out: cw_group_message_end(). Blocks. -EOWNERDEAD (whoever of those that could send it is gone),
+ * *out: cw_group_message_end(). Blocks. -EOWNERDEAD (a member died, or who could send it has left),
  * -ETIMEDOUT, -EINTR. */
 int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_message *out);
 /* The same without waiting: -EAGAIN where there is no room now. */

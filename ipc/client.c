@@ -417,6 +417,14 @@ static int connect_client(const struct cw_address *address, const char *name_spa
     return code;
 }
 
+int cw_connect_within(const char *place, const char *name_space, uint32_t flags, int64_t timeout_ns,
+                      cw_client **out) {
+    int64_t before = cw_socket_limit(timeout_ns);
+    int code = cw_connect(place, name_space, flags, out);
+    cw_socket_unlimit(before);
+    return code;
+}
+
 int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_client **out) {
     struct cw_address address;
     int64_t begun_ns = cw_now_ns();

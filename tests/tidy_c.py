@@ -33,7 +33,9 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     # The calls of cableway.h take arrays: where one lies is in its struct.
     "ipc/order": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/array/array.h"),
     "ipc/array": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/memory", "ipc/cuda", "ipc/order"),
-    "ipc/group": (*SHM, "ipc", "ipc/base", "ipc/array", "ipc/cuda", "ipc/memory/slab.h", "ipc/order"),
+    "ipc/group": (
+        *SHM, "ipc", "ipc/base", "ipc/request/socket.h", "ipc/array", "ipc/cuda", "ipc/memory/slab.h", "ipc/order",
+    ),
     "ipc/tasks": (*SHM, "ipc", "ipc/base", "ipc/request", "ipc/array"),
     "broker": (
         *SHM, "ipc", "ipc/request", "broker/core", "broker/session", "broker/memory", "broker/names", "broker/roles",

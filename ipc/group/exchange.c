@@ -3,7 +3,8 @@
  *
  * The length goes with the call, and up to CW_GROUP_INLINE_MAX bytes with it; more lie in an array
  * that its member makes for this exchange, which the others open. Where anybody had one, all meet
- * once more, and it ends then. Deaths: as in collective.c.
+ * once more, and it ends then. It is a part of an operation on objects, which is complete, and
+ * counted, with the barrier behind. Deaths: as in collective.c.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -135,5 +136,6 @@ int cw_group_exchange(cw_group *group, const void *data, uint64_t size_bytes, ui
         cw_group_parts_free(parts, group->size);
     else
         *out = parts;
-    return cw_group_end(group, code);
+    cw_group_leave_call(group);
+    return code;
 }

@@ -18,11 +18,13 @@
 #include "ipc/group/message.h"
 #include "ipc/group/page.h"
 #include "ipc/group/window.h"
+#include "ipc/request/socket.h"
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
 #define NAP_FIRST_NS 500000
-#define NAMED_EACH   4u /* looks, before the name is looked at once */
+#define LEAST_NS     1000000000 /* for the broker's answers, where no time is given at all */
+#define NAMED_EACH   4u         /* looks, before the name is looked at once */
 
 static uint64_t joined_word(uint64_t claim, uint32_t epoch) {
     return claim ^ (uint64_t)epoch * 0x9e3779b97f4a7c15ull;
@@ -228,8 +230,11 @@ static int wait_complete(cw_group *group) {
 /* ---- joining ---- */
 
 void cw_group_members(cw_group *group, const uint32_t *slots) {
+    for (uint32_t i = 0; i < CW_GROUP_RANKS_MAX; i++)
+        group->rank_of[i] = CW_GROUP_RANKS_MAX;
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_slot *slot = &group->page->slots[slots ? slots[i] : i];
+        group->rank_of[slot - group->page->slots] = (uint16_t)i;
         group->members[i] = (struct group_member){
             .slot = slot,
             /* N26: N13, which saw the epoch run, orders it; some may have left already. */
@@ -261,9 +266,10 @@ static int join_once(cw_group *group, int32_t rank) {
         if (code)
             slot_leave(group, group->own, me);
     }
-    if (code == 0)
+    if (code == 0) {
+        group->oldest = group->epoch;
         cw_group_members(group, NULL);
-    else if (group->page)
+    } else if (group->page)
         cw_group_page_close(group);
     return code;
 }
@@ -288,6 +294,27 @@ static int join_check(cw_client *client, const char *name, uint32_t size, int32_
     return cw_local_name_check(name);
 }
 
+/* Joins a page, for as long as it takes. */
+static int join(cw_group *group, int32_t rank) {
+    int64_t unused_ns = 0;
+    int code = cw_inbox_make(group, &group->inbox_handle);
+    if (code == 0)
+        code = cw_group_may_wait(group, &unused_ns); /* the time begins */
+    if (code == -ETIMEDOUT)
+        code = 0; /* there is none: what needs no wait is done */
+    while (code == 0 && (code = join_once(group, rank)) == -EAGAIN) {
+        int64_t left_ns = 0;
+        sched_yield();
+        code = cw_group_may_wait(group, &left_ns);
+        if (code == -ETIMEDOUT)
+            code = cw_fail(-ETIMEDOUT,
+                           "group \"%s\" could not be joined in %.3f s: all of its %u "
+                           "ranks are taken, or its members come and go",
+                           group->name, (double)group->timeout_ns / 1e9, group->size);
+    }
+    return code;
+}
+
 int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t rank,
                   const cw_group_options *options, cw_group **out) {
     static const cw_group_options for_ever = {.timeout_ns = -1};
@@ -306,23 +333,12 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
     group->check = given->interrupted;
     group->context = given->context;
     snprintf(group->name, sizeof group->name, "%s", name);
-    int64_t unused_ns = 0;
     cw_kernels_load_started(); /* before anybody waits for us (gpu_reduce.c) */
-    code = cw_inbox_make(group, &group->inbox_handle);
-    if (code == 0)
-        code = cw_group_may_wait(group, &unused_ns); /* the time begins */
-    if (code == -ETIMEDOUT)
-        code = 0; /* there is none: what needs no wait is done */
-    while (code == 0 && (code = join_once(group, rank)) == -EAGAIN) {
-        int64_t left_ns = 0;
-        sched_yield();
-        code = cw_group_may_wait(group, &left_ns);
-        if (code == -ETIMEDOUT)
-            code = cw_fail(-ETIMEDOUT,
-                           "group \"%s\" could not be joined in %.3f s: all of its %u "
-                           "ranks are taken, or its members come and go",
-                           group->name, (double)group->timeout_ns / 1e9, size);
-    }
+    int64_t before = cw_socket_limit(group->timeout_ns ? group->timeout_ns : LEAST_NS);
+    code = join(group, rank);
+    cw_socket_unlimit(before);
+    if (code == -EINPROGRESS) /* the broker has the name, and does not answer */
+        code = cw_socket_too_late();
     if (code) {
         cw_inboxes_close(group);
         cw_client_unref(client);
@@ -351,8 +367,11 @@ static void leave(cw_group *group) {
     /* N21: says that we are about to leave, and then looks who else is; two who leave at once may
      * both find so. */
     CW_XCHG(N21, &group->own->joined, 0, acq_rel);
+    /* A name that a broker which does not answer keeps is taken over by the next group. */
+    int64_t before = cw_socket_limit(group->timeout_ns ? group->timeout_ns : LEAST_NS);
     if (last_one(group))
         cw_group_page_unname(group);
+    cw_socket_unlimit(before);
     slot_leave(group, group->own, group->me);
 }
 

@@ -14,10 +14,11 @@
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
-#define ITEM_BYTES (256u << 10) /* larger messages go in an array */
+#define ITEM_BYTES  (256u << 10) /* larger messages go in an array */
+#define LOOK_AT_ALL 32           /* members; a look at one takes some microseconds */
 
 struct head {
-    uint32_t epoch, source;
+    uint32_t epoch, slot; /* of the sender, whose rank may be another one after a reform() */
     int32_t tag;
     uint32_t kind;
     uint64_t size_bytes;
@@ -92,24 +93,31 @@ static int outbox_open(cw_group *group, struct group_member *member) {
 
 /* ---- waiting at a queue ---- */
 
-/* Who of those that we wait for is gone, so that waiting makes no sense: its rank; size: nobody.
- * peer: the one; size: anybody, of whom some may leave, and none may die. */
+/* Who is gone, so that waiting for a message makes no sense: its rank; size: nobody. That is
+ * anybody who died, and the peer (size: all others) that left. Of many members half are looked at,
+ * and the others next time if nobody is missed: a death is found by the second look. */
 static uint32_t gone(cw_group *group, uint32_t peer, bool *left) {
-    uint32_t last = group->size, there = 0;
+    uint32_t last = group->size, there = 0, half = group->size > LOOK_AT_ALL ? group->looks % 2 : 2;
     for (uint32_t i = 0; i < group->size; i++) {
         struct group_member *member = &group->members[i];
-        if (i == group->rank || (peer < group->size && i != peer))
+        bool asked = peer == i || peer >= group->size;
+        if (i == group->rank)
             continue;
-        if (cw_group_present(member)) {
-            there++;
+        if (cw_group_claim(member->slot) != member->claim) {
+            last = asked ? i : last;
             continue;
         }
-        last = i;
-        *left = cw_group_claim(member->slot) != member->claim;
-        if (!*left)
-            return i;
+        there += asked;
+        if ((peer == i || half != i % 2) && !cw_task_process_runs(member->claim)) {
+            *left = cw_group_claim(member->slot) != member->claim; /* and ended then */
+            if (!*left || asked)
+                return i;
+        }
     }
-    return there ? group->size : last;
+    *left = true;
+    last = there ? group->size : last;
+    group->looks += last == group->size;
+    return last;
 }
 
 /* After a wait that brought nothing: 0: wait on, for *limit_ns at most. *suspect: somebody is gone;
@@ -210,7 +218,7 @@ static int send_message(cw_group *group, const void *data, uint64_t size_bytes, 
     if (code)
         return code;
     struct head head = {.epoch = group->epoch,
-                        .source = group->rank,
+                        .slot = (uint32_t)(group->own - group->page->slots),
                         .tag = tag,
                         .kind = kind,
                         .size_bytes = size_bytes};
@@ -223,8 +231,9 @@ static int send_message(cw_group *group, const void *data, uint64_t size_bytes, 
         left = true; /* its inbox may be there for a while */
     else if (code == 0)
         code = outbox_open(group, &group->members[to]);
-    if (left || (code == -ESTALE && gone(group, to, &left) == to)) {
-        cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, to);
+    uint32_t rank = code == -ESTALE ? gone(group, to, &left) : left ? to : group->size;
+    if (rank < group->size) {
+        cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, rank);
         code = cw_group_told(group);
     }
     if (code == 0)
@@ -247,13 +256,21 @@ int cw_group_send_now(cw_group *group, const void *data, uint64_t size_bytes, ui
 
 /* ---- receiving ---- */
 
-/* Is it of an epoch that has ended? */
+/* The rank of the sender now; CW_GROUP_RANKS_MAX: it is no member any more. */
+static uint32_t source_of(const cw_group *group, const struct head *head) {
+    return head->slot < CW_GROUP_RANKS_MAX ? group->rank_of[head->slot] : CW_GROUP_RANKS_MAX;
+}
+
+/* Is it to be dropped? What is of an epoch to come is for later. */
 static bool is_old(const cw_group *group, const struct head *head) {
-    return (int32_t)(head->epoch - group->epoch) < 0;
+    return (int32_t)(head->epoch - group->epoch) <= 0 &&
+           ((int32_t)(head->epoch - group->oldest) < 0 ||
+            source_of(group, head) == CW_GROUP_RANKS_MAX);
 }
 
 static bool matches(const cw_group *group, const struct head *head, int32_t source, int32_t tag) {
-    return head->epoch == group->epoch && (source < 0 || head->source == (uint32_t)source) &&
+    return (int32_t)(head->epoch - group->epoch) <= 0 && !is_old(group, head) &&
+           (source < 0 || source_of(group, head) == (uint32_t)source) &&
            (tag < 0 || head->tag == tag);
 }
 
@@ -351,10 +368,10 @@ static int await_message(cw_group *group, int32_t source, int32_t tag, struct gr
     }
 }
 
-static void fill(cw_group_message *out, struct group_kept *kept) {
+static void fill(const cw_group *group, cw_group_message *out, struct group_kept *kept) {
     void *data = kept->item.count ? cw_array_data(kept->item.arrays[0])
                                   : (uint8_t *)kept->item.data + sizeof kept->head;
-    *out = (cw_group_message){.source = kept->head.source,
+    *out = (cw_group_message){.source = source_of(group, &kept->head),
                               .tag = kept->head.tag,
                               .kind = kept->head.kind,
                               .size_bytes = kept->head.size_bytes,
@@ -419,7 +436,7 @@ int cw_group_probe(cw_group *group, int32_t source, int32_t tag, enum cw_group_w
         }
     }
     if (code == 0 && found) {
-        fill(out, *found);
+        fill(group, out, *found);
         out->data = out->owner = NULL; /* it is not the caller's */
     }
     cw_group_leave_call(group);
@@ -442,7 +459,7 @@ int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_mess
     if (code == 0) {
         struct group_kept *kept = *found;
         *found = kept->next;
-        fill(out, kept);
+        fill(group, out, kept);
     }
     cw_group_leave_call(group);
     return code;
@@ -457,6 +474,15 @@ int cw_group_unreceive(cw_group *group, cw_group_message *message) {
     kept->next = *at;
     *at = kept;
     *message = (cw_group_message){.owner = NULL};
+    return 0;
+}
+
+int cw_group_drop_messages(cw_group *group) {
+    int code = cw_group_enter(group);
+    if (code)
+        return code;
+    group->oldest = group->epoch;
+    cw_group_leave_call(group);
     return 0;
 }
 

@@ -58,7 +58,7 @@
 #include "ipc/cableway.h"
 #include "shm/tasks/barrier.h"
 
-#define GROUP_MAGIC   0x6377677270303031ull /* "cwgrp001" */
+#define GROUP_MAGIC   0x6377677270303032ull /* "cwgrp002" */
 #define GROUP_LOOK_NS 32000000              /* the longest sleep between two looks for the dead */
 #define GROUP_PREFIX  ".group/"
 
@@ -167,12 +167,15 @@ struct cw_group {
     cw_queue *inbox;
     struct group_kept *kept; /* those that came and were not asked for yet, as they came */
     uint64_t arrivals;       /* of messages so far */
+    uint32_t oldest;         /* messages of earlier epochs are dropped */
+    uint32_t looks;          /* for who is gone, so far */
     int64_t looked_ns;       /* when a probe that does not wait last looked for the dead */
     uint32_t stage_half;     /* the half of it that is written next */
     uint64_t me;             /* our claim */
     struct group_slot *own;
     struct group_member members[CW_GROUP_RANKS_MAX];
-    struct group_sources sources; /* of the operation that runs */
+    uint16_t rank_of[CW_GROUP_RANKS_MAX]; /* by slot; CW_GROUP_RANKS_MAX: of no member */
+    struct group_sources sources;         /* of the operation that runs */
 };
 
 /* ---- page.c ---- */

@@ -408,6 +408,8 @@ int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, u
     int code = cw_may_ask();
     if (code)
         return code;
+    if (is_short(mode) && cw_socket_limited_ns() < until_ns)
+        until_ns = cw_socket_limited_ns();
     pthread_mutex_lock(&client->channel_lock);
     call.id = ++client->channel.next_id;
     code = write_request(client, op, call.id, parts, count, mode, &wait, until_ns);
@@ -416,8 +418,10 @@ int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, u
         code = call_wait(client, &call, mode, &wait, until_ns);
         if (!is_short(mode) && (code == -EINTR || code == -ETIMEDOUT))
             code = call_cancel(client, &call, mode, code);
-        else if (mode == CW_CALL_DEED && code == -EINTR)
+        else if (mode == CW_CALL_DEED && (code == -EINTR || code == -ETIMEDOUT))
             code = in_progress();
+        else if (code == -ETIMEDOUT)
+            code = cw_socket_too_late();
         call_leave(client, &call);
     }
     pthread_mutex_unlock(&client->channel_lock);

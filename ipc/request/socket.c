@@ -36,6 +36,10 @@ void cw_socket_unlimit(int64_t before) {
     limit_ns = before;
 }
 
+int64_t cw_socket_limited_ns(void) {
+    return limit_ns ? limit_ns : INT64_MAX;
+}
+
 static CW_THREAD_LOCAL bool asks_nobody;
 
 void cw_asks_nobody(void) {
@@ -52,7 +56,7 @@ static bool past_limit(void) {
     return limit_ns && cw_now_ns() >= limit_ns;
 }
 
-static int too_late(void) {
+int cw_socket_too_late(void) {
     return cw_fail(-ETIMEDOUT, "the broker did not answer in time: it is stopped, or hangs; "
                                "`cableway status` tells which, `cableway stop --force` ends it");
 }
@@ -85,7 +89,7 @@ int cw_interruptible_lock(pthread_mutex_t *lock, struct cw_interruptible *wait, 
         if (!until_ns && over)
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
         if (!until_ns && past_limit())
-            return too_late();
+            return cw_socket_too_late();
     }
     return 0;
 }
@@ -117,7 +121,7 @@ static int wait_ready(cw_client *client, short events, struct cw_interruptible *
         if (wait && cw_interruptible_over(wait, count < 0))
             return cw_fail(-EINTR, "a signal came while waiting for the broker");
         if (wait && past_limit())
-            return too_late();
+            return cw_socket_too_late();
         if (client->sock_until_ns > 0 && cw_now_ns() >= client->sock_until_ns)
             return cw_fail(-ECONNRESET,
                            "a broker listens, but does not answer: it is stopped or "

@@ -34,11 +34,14 @@ bool cw_interruptible_nap(struct cw_interruptible *wait);
 bool cw_interruptible_over(struct cw_interruptible *wait, bool came);
 /* How long it may sleep at most: -1 for ever. */
 int64_t cw_interruptible_left_ns(const struct cw_interruptible *wait);
-/* Until when this thread's waits at the socket may last, signal or not: for who was given a time by
- * his caller, and cannot tell what he will have to ask for. timeout_ns < 0: for ever. Then back to
- * what it returned. -ETIMEDOUT ends them. */
+/* Until when this thread's waits for the broker may last, at the socket or for a short request,
+ * signal or not: for who was given a time by his caller, and cannot tell what he will have to ask
+ * for. timeout_ns < 0: for ever. Then back to what it returned. -ETIMEDOUT ends them. */
 int64_t cw_socket_limit(int64_t timeout_ns);
 void cw_socket_unlimit(int64_t before);
+/* That time, by cw_now_ns(); INT64_MAX: none. What is told when it is over: -ETIMEDOUT. */
+int64_t cw_socket_limited_ns(void);
+int cw_socket_too_late(void);
 /* Takes a lock that somebody may hold while he waits for the broker. until_ns: where no
  * signal is to end it; 0: one does. 0, -EINTR, -ETIMEDOUT. */
 int cw_interruptible_lock(pthread_mutex_t *lock, struct cw_interruptible *wait, int64_t until_ns);

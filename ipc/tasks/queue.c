@@ -182,8 +182,12 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
                  uint32_t count, uint64_t extra_bytes, int64_t timeout_ns) {
     struct cw_queue_place place;
     int code = check_put(queue, data, size_bytes, handles, count, extra_bytes);
-    if (code == 0 && count)
-        code = cw_client_usable(queue->client); /* else nobody would keep what goes with it */
+    if (code == 0 && count && (code = cw_client_usable(queue->client)) == -ECONNRESET)
+        return cw_fail(code, /* nobody would keep what goes with it */
+                       "an item with %u arrays or large parts cannot be put: the broker (pid %d) "
+                       "that the queue was made at would keep them, and has ended. Make a new "
+                       "queue; what is small still goes by this one",
+                       count, queue->client->broker_pid);
     if (code)
         return code;
     uint64_t charge = size_bytes + extra_bytes;

@@ -45,14 +45,15 @@ class Connection:
 
     __slots__ = ("_entered", "_pointer", "_previous", "_settings", "instance", "number", "pid")
 
-    def __init__(self, settings: Settings, flags: int = 0) -> None:
+    def __init__(self, settings: Settings, flags: int = 0, timeout_ns: int = -1) -> None:
         address, namespace = settings
         out = ffi.gc(ffi.new("cw_client **"), lib.cwpy_client_end)
         check(
-            lib.cw_connect(
+            lib.cw_connect_within(
                 ffi.NULL if address is None else os.fsencode(address),
                 ffi.NULL if namespace is None else namespace.encode(),
                 flags,
+                timeout_ns,
                 out,
             )
         )
@@ -189,15 +190,15 @@ def connect(
         return made
 
 
-def current() -> Connection:
-    """The process's default connection; made now if there is none."""
+def current(timeout_ns: int = -1) -> Connection:
+    """The process's default connection; made now if there is none. timeout_ns: for a broker that does not answer; -1: 10 s."""
     global _default
     found = _default
     if found is not None:
         return found
     with _lock:
         if _default is None:
-            _default = Connection(_settings)
+            _default = Connection(_settings, timeout_ns=timeout_ns)
         return _default
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import os
+import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
@@ -21,8 +22,9 @@ from cableway._core.deadlines import checked_seconds
 from cableway._core.library import lib
 from cableway._group import environment, nccl, objects, operations
 from cableway._group.calls import Calls, in_step
-from cableway._group.messages import Mailbox, Request, Status
+from cableway._group.messages import Mailbox, Request
 from cableway._group.point_to_point import PointToPoint
+from cableway._group.status import Status
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -104,8 +106,10 @@ class Group(PointToPoint):
         self, name: str, size: int, rank: int | None, timeout: float | None, stop: int = 0
     ) -> None:
         """stop: the address of a word of 4 bytes, which the caller keeps: joining gives up when it is not 0. 0: none."""
-        limit_ns = _nanoseconds(timeout)
-        connection = client.current()
+        limit_ns, begun_ns = _nanoseconds(timeout), time.monotonic_ns()
+        connection = client.current(limit_ns or -1)
+        if limit_ns > 0:
+            limit_ns = max(0, limit_ns - (time.monotonic_ns() - begun_ns))
         self.name = name
         self._timeout = timeout
         self._pid = os.getpid()
@@ -119,6 +123,7 @@ class Group(PointToPoint):
                 f"rank {number}: a group of {members} has ranks 0 to {members - 1}; None takes the lowest that is free"
             )
         self._end = _dispatch.GroupEnd(connection.number, name, members, number, limit_ns, stop)
+        self._end.set_timeout(_nanoseconds(timeout))
         self._calls = Calls(self._end)
         self._box = Mailbox(self._calls, timeout)
 
@@ -159,9 +164,7 @@ class Group(PointToPoint):
 
     @property
     def completed(self) -> int:
-        """How many collective operations this member has completed; one on objects, and `empty`, counts two. After `reform` it is the
-        lowest number of all that are left.
-        """
+        """How many collective operations this member has completed. After `reform` it is the lowest number of all that are left."""
         return self._end.numbers()[2]
 
     def barrier(self) -> None:
@@ -181,7 +184,7 @@ class Group(PointToPoint):
         """Whether the group is broken, as far as anybody has noticed: the next operation raises `GroupBroken`, and `reform` goes on."""
         return self._end.broken
 
-    def reform(self) -> None:
+    def reform(self, drop_messages: bool = False) -> None:
         """After `GroupBroken` or `Timeout`: the members that are left go on as a group of fewer. Blocks until all of them have called
         it, or have ended or closed the group.
 
@@ -189,12 +192,21 @@ class Group(PointToPoint):
         `completed` is the lowest number of all of them, so that they can agree from where to do it again. What the interrupted
         operation should have written has no meaning; what was sent is as it was, unless it was sent and received in place.
 
+        Messages that the members which are left sent each other before are received afterwards, in their order, from the new rank
+        of their sender. Those of members that are gone are dropped, and so are requests that are not done.
+
+        Args:
+            drop_messages: this member drops all messages that were sent to it before: for members that do again what they sent.
+
         Raises:
             ValueError: the group is not broken.
             Timeout: a member lives and has not called it. It can be called again.
             GroupBroken: the others went on without this one.
         """
-        self._end.reform()
+        if self.broken:  # first: what a signal's handler raises behind reform() must not leave requests to the old ranks
+            self._box.forget()
+            self._revoke()
+        self._end.reform(drop_messages)
         self._box.forget()
         self._revoke()
 

@@ -58,7 +58,7 @@ from cableway.errors import BrokerLost, Error, QueueBlocked, Stale
 
 __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
-_queue_put = Uninterrupted(lib.cw_queue_put)
+_queue_put = Uninterrupted(lib.cwpy_queue_put)
 _raise_later = Uninterrupted(_dispatch.raise_later)
 _UNBOUNDED = 0x7FFFFFFF  # multiprocessing's _maxsize of a queue without one
 _FOR_EVER_SECONDS = 1e9  # and longer: for ever
@@ -201,7 +201,7 @@ class _Shared:
         give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
         while True:
             status = _queue_put[
-                end.pointer, data, len(data), out.handles, out.count, out.extra_bytes, timeout_ns
+                end.pointer, data, len(data), out.handles, out.extra_bytes, timeout_ns
             ]
             if status != -errno.EINTR:
                 break

@@ -185,13 +185,17 @@ static PyObject *end_collect(PyObject *self, PyObject *args) {
     return group_result(end, code);
 }
 
-static PyObject *end_reform(PyObject *self, PyObject *unused) {
+/* (drop): whether messages of before are dropped. */
+static PyObject *end_reform(PyObject *self, PyObject *drop) {
     GroupEnd *end = (GroupEnd *)self;
-    int code;
-    (void)unused;
+    int code, drops = PyObject_IsTrue(drop);
+    if (drops < 0)
+        return NULL;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
     code = cw_group_reform(end->group);
+    if (code == 0 && drops)
+        code = cw_group_drop_messages(end->group);
     Py_END_ALLOW_THREADS;
     end->using --;
     return group_result(end, code);
@@ -418,7 +422,7 @@ static PyGetSetDef gets[] = {
 
 static PyMethodDef methods[] = {
     {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
-    {"reform", end_reform, METH_NOARGS, "Goes on with the members that are left."},
+    {"reform", end_reform, METH_O, "(drop): goes on with the members that are left."},
     {"collect", end_collect, METH_VARARGS,
      "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
     {"move", (PyCFunction)(void (*)(void))end_move, METH_FASTCALL,

@@ -12,6 +12,8 @@
  */
 #include "dispatch.h"
 
+#define REFUSED 2u /* as in cableway._group.messages */
+
 static void hand_end(GroupEnd *end) {
     cw_group_message_end(&end->hand);
     Py_CLEAR(end->hand_opened);
@@ -101,21 +103,23 @@ PyObject *group_send_bytes(PyObject *self, PyObject *args) {
  * is in hand. One of that kind and size is copied to the address, if there is one, and comes
  * without bytes; any other one is given back then, and comes without bytes too. Address 0: an
  * object, with its bytes and the list for what is open of it; a message of another kind is given
- * back.
+ * back. A reason why its sender could not send (kind REFUSED) comes as an object would.
  */
 PyObject *group_receive(PyObject *self, PyObject *args) {
     GroupEnd *end = (GroupEnd *)self;
     cw_group_message message = {.owner = NULL};
     unsigned long long address, nbytes;
-    int source, tag, code, fits;
+    int source, tag, code, fits, as_bytes;
     unsigned kind;
     if (!PyArg_ParseTuple(args, "iiIKK", &source, &tag, &kind, &address, &nbytes) || hand_back(end))
         return NULL;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
     code = cw_group_receive(end->group, source, tag, &message);
-    fits = code == 0 && message.kind == kind && (!address || message.size_bytes == nbytes);
-    if (fits && address)
+    as_bytes = !address || message.kind == REFUSED;
+    fits = code == 0 && (message.kind == REFUSED ||
+                         (message.kind == kind && (as_bytes || message.size_bytes == nbytes)));
+    if (fits && !as_bytes)
         memcpy((void *)(uintptr_t)address, message.data, nbytes);
     Py_END_ALLOW_THREADS;
     end->using --;
@@ -128,7 +132,7 @@ PyObject *group_receive(PyObject *self, PyObject *args) {
         return NULL;
     }
     end->hand_opened = opened;
-    if (!fits || address)
+    if (!fits || !as_bytes)
         Py_INCREF(data);
     else
         data = PyBytes_FromStringAndSize(message.data, (Py_ssize_t)message.size_bytes);

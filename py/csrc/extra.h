@@ -13,8 +13,10 @@
 #ifndef CABLEWAY_PY_EXTRA_H
 #define CABLEWAY_PY_EXTRA_H
 
+#include <errno.h>
 #include <linux/mempolicy.h>
 #include <semaphore.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -42,6 +44,20 @@ static void cwpy_turn_end(uint64_t *turn, int *cell);
 static void cwpy_checkpoint_end(cw_checkpoint **cell);
 static void cwpy_reading_end(cw_reading **cell);
 static void cwpy_load_end(cw_load **cell);
+/* Handles for one opener each, which are under way from the moment at which they are added, in the
+ * order of their arrays, for which room was made: 0, or -1 (no memory). What was not put into a
+ * queue ends with their cell. */
+typedef struct {
+    cw_handle *handles;
+    uint32_t count, room;
+    cw_client *client;
+} cwpy_handles;
+static int cwpy_handles_room(cwpy_handles *cell, uint32_t room);
+static int cwpy_handles_add(cwpy_handles *cell, cw_array *array);
+static void cwpy_handles_end(cwpy_handles *cell);
+/* cw_queue_put() of an item with all handles in a cell: they are the queue's then. */
+static int cwpy_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes,
+                          cwpy_handles *cell, uint64_t extra_bytes, int64_t timeout_ns);
 /* Takes an item's array out of it. */
 static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell);
 /* cw_array_pin(), and its end if it was. *cell: whether it was. */
@@ -160,6 +176,43 @@ static void cwpy_load_end(cw_load **cell) {
 
     *cell = NULL;
     cw_load_end(load);
+}
+
+static int cwpy_handles_room(cwpy_handles *cell, uint32_t room) {
+    cell->handles = calloc(room, sizeof *cell->handles);
+    cell->room = cell->handles ? room : 0;
+    return cell->handles ? 0 : -1;
+}
+
+static int cwpy_handles_add(cwpy_handles *cell, cw_array *array) {
+    int code =
+        cell->count < cell->room ? cw_array_export(array, 1, &cell->handles[cell->count]) : -EINVAL;
+    if (code)
+        return code;
+    cell->count++;
+    if (!cell->client) {
+        cell->client = cw_array_client(array);
+        cw_client_ref(cell->client);
+    }
+    return 0;
+}
+
+static void cwpy_handles_end(cwpy_handles *cell) {
+    while (cell->count)
+        cw_handle_discard(cell->client, &cell->handles[--cell->count]);
+    free(cell->handles);
+    cw_client_unref(cell->client);
+    *cell = (cwpy_handles){.handles = NULL};
+}
+
+static int cwpy_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes,
+                          cwpy_handles *cell, uint64_t extra_bytes, int64_t timeout_ns) {
+    uint32_t count = cell ? cell->count : 0;
+    int code = cw_queue_put(queue, data, size_bytes, count ? cell->handles : NULL, count,
+                            extra_bytes, timeout_ns);
+    if (code == 0 && cell)
+        cell->count = 0;
+    return code;
 }
 
 static void cwpy_item_take(cw_item *item, uint32_t number, cw_array **cell) {

@@ -19,7 +19,7 @@ from cableway.errors import LimitExceeded, from_status
 __all__ = [
     "check",
     "check_again",
-    "export",
+    "export_again",
     "exported",
     "failure",
     "ffi",
@@ -82,14 +82,14 @@ def when_full(make_room: Callable[[], bool]) -> None:
     _make_room.append(make_room)
 
 
-def export(pointer: Any, openers: int, handle: Any) -> None:
-    """Names an array in a `cw_handle *`, for so many openers; as `cw_array_export`."""
+def export_again(call: Callable[..., int], *arguments: Any) -> None:
+    """check_again() of a call that begins a transit; again where room could be made for one."""
     while True:
         try:
-            check_again(lib.cw_array_export, pointer, openers, handle)
+            check_again(call, *arguments)
             return
         except LimitExceeded:
-            if not openers or not any(make() for make in _make_room):
+            if not any(make() for make in _make_room):
                 raise
 
 
@@ -97,7 +97,10 @@ def exported(pointer: Any, openers: int) -> Any:
     """The `cw_handle *` of an array. Its transit ends if a signal's handler raises when it was begun."""
     handle = ffi.new("cw_handle *")
     try:
-        export(pointer, openers, handle)
+        if openers:
+            export_again(lib.cw_array_export, pointer, openers, handle)
+        else:
+            check_again(lib.cw_array_export, pointer, 0, handle)
     except BaseException:
         if handle.token:
             lib.cw_handle_discard(lib.cw_array_client(pointer), handle)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from cableway._dispatch import GroupEnd, Uninterrupted
 
-__all__ = ["Calls", "in_step"]
+__all__ = ["Calls", "in_step", "reason_of"]
 
 _REASON_BYTES = 150  # of the text that goes with a meeting (GROUP_INLINE_MAX)
 _T = TypeVar("_T")
@@ -55,7 +55,7 @@ def in_step(end: GroupEnd, call: Callable[[], _T]) -> _T:
         return call()
     except Exception as error:
         if end.meetings == met:
-            end.decline(_reason(error))
+            end.decline(reason_of(error))
         raise
     except BaseException:
         if end.meetings == met:
@@ -63,6 +63,7 @@ def in_step(end: GroupEnd, call: Callable[[], _T]) -> _T:
         raise
 
 
-def _reason(error: Exception) -> bytes:
+def reason_of(error: Exception) -> bytes:
+    """What other members are told of it."""
     text = f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace")
     return text if len(text) <= _REASON_BYTES else text[: _REASON_BYTES - 3] + b"..."

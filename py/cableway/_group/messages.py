@@ -10,11 +10,12 @@ A request keeps what came for it until it is asked.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cableway._core.deadlines import deadline
@@ -22,57 +23,18 @@ from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import opened
 from cableway._core.library import lib
 from cableway._group import gpu
-from cableway._group.calls import Calls
+from cableway._group.calls import Calls, reason_of
 from cableway._group.elements import Elements
-from cableway.errors import GroupBroken, Timeout
+from cableway._group.status import Status
+from cableway.errors import Error, GroupBroken, Timeout
 
-__all__ = ["Mailbox", "Request", "Status"]
+__all__ = ["Mailbox", "Request"]
 
-OBJECT = 1  # kind of a message
+OBJECT, REFUSED = 1, 2  # kinds of messages; REFUSED: why the sender could not send, as text
 _INT_MAX = 0x7FFFFFFF
 _KEPT, _LOOK, _WAIT = lib.CW_GROUP_KEPT, lib.CW_GROUP_LOOK, lib.CW_GROUP_WAIT
 _ANY = (-1, -1)
 _NAP_SECONDS = 0.001  # between looks whether a receiver has room again
-
-
-class Status:
-    """What is known of a message, as mpi4py's `Status`.
-
-    Attributes:
-        source: rank of the sender; None: no message was told of.
-        tag: its tag.
-        count: its bytes: of an object those of its pickle.
-
-    >>> import cableway as cw
-    >>> from cableway.group import Status
-    >>> status = Status()
-    >>> with cw.Group("docs/status", 1) as g:
-    ...     g.send("x", 0, tag=3)
-    ...     g.iprobe(status=status), status.source, status.tag, g.recv(tag=3)
-    (True, 0, 3, 'x')
-    """
-
-    __slots__ = ("count", "source", "tag")
-
-    def __init__(self) -> None:
-        self.source: int | None = None
-        self.tag: int | None = None
-        self.count = 0
-
-    def Get_source(self) -> int | None:
-        """`source`."""
-        return self.source
-
-    def Get_tag(self) -> int | None:
-        """`tag`."""
-        return self.tag
-
-    def Get_count(self) -> int:
-        """`count`, in bytes."""
-        return self.count
-
-    def __repr__(self) -> str:
-        return f"<Status source={self.source} tag={self.tag} count={self.count}>"
 
 
 class Request:
@@ -98,7 +60,8 @@ class Request:
         Raises:
             GroupBroken: who could send it is gone. What unpickling raises. ValueError: of `Irecv`, the message has other elements.
         """
-        self._box.progress(self._pattern)
+        if not self._done:
+            self._box.progress(self._pattern)
         return (True, self._result(status)) if self._done else (False, None)
 
     def wait(self, status: Status | None = None) -> Any:
@@ -182,6 +145,12 @@ def _pattern(source: int | None, tag: int | None) -> tuple[int, int]:
     )
 
 
+def _refused(source: int, tag: int, reason: bytes) -> ValueError:
+    return ValueError(
+        f"rank {source} could not send its message with tag {tag}: {reason.decode('ascii', 'replace')}"
+    )
+
+
 class _Opening:
     """What the handles of a message that is unpickled are opened into."""
 
@@ -217,7 +186,7 @@ class Mailbox:
         self.leaving: list[Request] = []
 
     def forget(self) -> None:
-        """The group is another one now: ranks are new, and messages of before are dropped."""
+        """The group is broken: requests name ranks that are others in the next one. What has come for one of them stays."""
         dropped, self.posted, self.leaving = self.posted + self.leaving, [], []
         for request in dropped:
             request._end(
@@ -254,15 +223,20 @@ class Mailbox:
 
     def isend_object(self, obj: Any, dest: int, tag: int) -> Request:
         """Sends a pickle when there is room."""
-        data, rank, number = pickle.dumps(obj, 5), _rank(dest, "dest"), _tag(tag)
+        data = pickle.dumps(obj, 5)
+        return self._isend_bytes(data, OBJECT, _rank(dest, "dest"), _tag(tag))
+
+    def _isend_bytes(self, data: bytes, kind: int, rank: int, number: int) -> Request:
         send = self._calls.send_bytes
-        return self._leave(lambda: send[data, OBJECT, rank, number, False])
+        return self._leave(lambda: send[data, kind, rank, number, False])
 
     def isend(self, what: Any, dest: int, tag: int) -> Request:
         """Sends elements when there is room."""
         sent = gpu.host_values(gpu.send(what))
+        return self._isend_elements(sent, _rank(dest, "dest"), _tag(tag))
+
+    def _isend_elements(self, sent: Elements, rank: int, number: int) -> Request:
         nbytes, kind = sent.size * sent.dtype.itemsize, _kind_of(sent)
-        rank, number = _rank(dest, "dest"), _tag(tag)
         send = self._calls.send
         return self._leave(lambda: send[sent.address, nbytes, kind, rank, number, False])
 
@@ -280,6 +254,61 @@ class Mailbox:
         """Messages of one sender keep their order."""
         while self.leaving:
             self.wait(self.leaving[0])
+
+    # ---- both at once
+
+    def sendrecv_object(
+        self,
+        obj: Any,
+        dest: int,
+        sendtag: int,
+        source: int | None,
+        recvtag: int | None,
+        status: Status | None,
+    ) -> Any:
+        """Sends one object and receives one."""
+        rank, number = _rank(dest, "dest"), _tag(sendtag)
+        with self._refusing(rank, number):
+            self._check_source(source, recvtag)
+            data = pickle.dumps(obj, 5)
+        self.wait(self._isend_bytes(data, OBJECT, rank, number))
+        return self.receive_object(source, recvtag, status)
+
+    def sendrecv(
+        self,
+        what: Any,
+        dest: int,
+        sendtag: int,
+        out: Any,
+        source: int | None,
+        recvtag: int | None,
+        status: Status | None,
+    ) -> Any:
+        """Sends elements and receives some."""
+        rank, number = _rank(dest, "dest"), _tag(sendtag)
+        with self._refusing(rank, number):
+            self._check_source(source, recvtag)
+            gpu.receive(out)
+            sent = gpu.host_values(gpu.send(what))
+        self.wait(self._isend_elements(sent, rank, number))
+        return self.receive(out, source, recvtag, status)
+
+    def _check_source(self, source: int | None, tag: int | None) -> None:
+        number, size = _pattern(source, tag)[0], self._calls.end.numbers()[1]
+        if number >= size:
+            raise ValueError(f"source {number}: the group has ranks 0 to {size - 1}")
+
+    @contextlib.contextmanager
+    def _refusing(self, rank: int, number: int) -> Iterator[None]:
+        """What fails here is told to the receiver, too, which would wait for the message until its time is over."""
+        try:
+            yield
+        except Exception as error:
+            with contextlib.suppress(
+                Error
+            ):  # a broken group, or no such rank: then nobody waits for us
+                self._isend_bytes(reason_of(error), REFUSED, rank, number)
+            raise
 
     # ---- receiving
 
@@ -329,6 +358,9 @@ class Mailbox:
         found = self._calls.receive[pattern[0], pattern[1], OBJECT, 0, 0]
         source, tag, kind, nbytes, data, cells = found
         told = (source, tag, nbytes)
+        if kind == REFUSED:
+            self._calls.received[()]
+            return None, _refused(source, tag, data), told
         if kind != OBJECT:
             text = f"the message from rank {source} with tag {tag} has elements: receive it with Recv()"
             return None, ValueError(text), told
@@ -355,8 +387,11 @@ class Mailbox:
         got = gpu.host_room(asked)
         nbytes, kind = got.size * got.dtype.itemsize, _kind_of(got)
         found = self._calls.receive[pattern[0], pattern[1], kind, got.address or 1, nbytes]
-        source, tag, its_kind, its_nbytes, _, _ = found
+        source, tag, its_kind, its_nbytes, data, _ = found
         told = (source, tag, its_nbytes)
+        if its_kind == REFUSED:
+            self._calls.received[()]
+            return out, _refused(source, tag, data), told
         if (its_kind, its_nbytes) != (kind, nbytes):
             what = "is an object: receive it with recv()"
             if its_kind != OBJECT:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cableway._group.messages import Mailbox, Request, Status
+from cableway._group.messages import Mailbox, Request
+from cableway._group.status import Status
 
 __all__ = ["PointToPoint"]
 
@@ -69,9 +70,11 @@ class PointToPoint:
         recvtag: int | None = None,
         status: Status | None = None,
     ) -> Any:
-        """`Send` and `Recv` at once: members that do it in a ring do not wait for each other. Blocks. Returns out."""
-        self._box.wait(self._box.isend(send, dest, sendtag))
-        return self._box.receive(out, source, recvtag, status)
+        """`Send` and `Recv` at once: members that do it in a ring do not wait for each other. Blocks. Returns out.
+
+        If send or out is of no use, nothing is sent, and who receives from here gets a ValueError with the reason.
+        """
+        return self._box.sendrecv(send, dest, sendtag, out, source, recvtag, status)
 
     def probe(
         self, source: int | None = None, tag: int | None = None, status: Status | None = None
@@ -129,6 +132,8 @@ class PointToPoint:
         recvtag: int | None = None,
         status: Status | None = None,
     ) -> Any:
-        """`send` and `recv` at once: members that do it in a ring do not wait for each other. Blocks. Returns the object."""
-        self._box.wait(self._box.isend_object(obj, dest, sendtag))
-        return self._box.receive_object(source, recvtag, status)
+        """`send` and `recv` at once: members that do it in a ring do not wait for each other. Blocks. Returns the object.
+
+        If obj cannot be pickled, who receives it gets a ValueError with the reason.
+        """
+        return self._box.sendrecv_object(obj, dest, sendtag, source, recvtag, status)

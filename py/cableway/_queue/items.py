@@ -26,7 +26,7 @@ from cableway import array as arrays
 from cableway._core import dtypes
 from cableway._core.layouts import Layout, check_fits, received
 from cableway._core.leases import Lease, usable
-from cableway._core.library import check, export, exported, ffi, keeping, lib
+from cableway._core.library import check, export_again, exported, ffi, keeping, lib
 from cableway._dispatch import QueueItem
 from cableway._transport.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
 from cableway._transport.blocks import Block, BlockStore, bytes_layout
@@ -37,8 +37,6 @@ from cableway._transport.rebuilt_tensors import Maker, Rebuild, maker, rebuild
 from cableway._transport.table import BY_PICKLE
 from cableway._transport.tensors import Tensors
 from cableway.array import Array
-from cableway.client import current
-from cableway.errors import Error
 
 __all__ = ["EncodedItem", "decode", "encode", "encode_alone"]
 
@@ -62,28 +60,26 @@ _tensors = Tensors(shares=False)
 class EncodedItem:
     """An encoded item, until the queue has it or refuses it.
 
-    Dropped without either, it lets go of its memory, and what began at the broker ends by its limit.
+    Dropped without either, as by what a signal's handler raises, it lets go of its memory, and its handles end at the broker.
     """
 
-    __slots__ = ("_blocks", "copies", "count", "data", "extra_bytes", "handles")
+    __slots__ = ("_blocks", "copies", "data", "extra_bytes", "handles")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.handles: Any = ffi.NULL
-        self.count = 0
+        self.handles: Any = (
+            ffi.NULL
+        )  # of what goes with it, under way; empty as soon as the queue has them
         self.extra_bytes = 0
         self._blocks: list[Block] = []
         self.copies: tuple[
             Array, ...
         ] = ()  # that go on; what is copied stays until they are complete
 
-    def attach(self, blocks: list[Block], handles: list[Any]) -> None:
+    def attach(self, blocks: list[Block], handles: Any) -> None:
         """What goes with it; the handles are in transit already."""
         self._blocks = blocks
-        self.count = len(handles)
-        self.handles = ffi.new("cw_handle[]", self.count)
-        for i, handle in enumerate(handles):
-            self.handles[i] = handle[0]
+        self.handles = handles
 
     def sent(self) -> None:
         """The queue has it."""
@@ -95,15 +91,17 @@ class EncodedItem:
     def refused(self) -> None:
         """The queue did not take it: nothing stays at the broker."""
         blocks, self._blocks = self._blocks, []
+        self.handles = ffi.NULL
         _store.untake(blocks)
         _finish(self.copies)
-        try:
-            pointer = current().pointer if self.count else None
-        except Error:
-            return  # the broker is gone, and what it held with it
-        for i in range(self.count):
-            lib.cw_handle_discard(pointer, self.handles + i)
-        self.count = 0
+
+
+def _no_handles(room: int) -> Any:
+    """A place for so many handles, which end with it unless a queue has taken them."""
+    cell = ffi.gc(ffi.new("cwpy_handles *"), lib.cwpy_handles_end)
+    if lib.cwpy_handles_room(cell, room):
+        raise MemoryError(f"no memory for the {room} handles of an item")
+    return cell
 
 
 def _finish(copies: tuple[Array, ...]) -> None:
@@ -133,12 +131,10 @@ class _ItemEncoder(Encoder):
     def _begin(self) -> None:
         super()._begin()
         self._order: list[tuple[int, int, Any]] = []  # bytes, kind, Block or Array
-        self._transits: list[Any] = []
+        self._handles: Any = ffi.NULL
 
     def _undo(self) -> None:
-        for handle in self._transits:
-            if handle.token:  # it was begun
-                lib.cw_handle_discard(current().pointer, handle)
+        self._handles = ffi.NULL
         self._arrays = []
         super()._undo()
 
@@ -168,13 +164,6 @@ class _ItemEncoder(Encoder):
             array._name,
         )
 
-    def _export(self, what: Any) -> Any:
-        pointer = what.array if isinstance(what, Block) else usable(what._open_lease())
-        handle = ffi.new("cw_handle *")
-        self._transits.append(handle)
-        export(pointer, 1, handle)
-        return handle
-
     def _close(self, pickled: bytes, max_bytes: int) -> EncodedItem:
         order = self._order
         if not order and len(pickled) <= max_bytes:
@@ -192,12 +181,14 @@ class _ItemEncoder(Encoder):
                 f"an object with {len(order)} large parts needs {len(made.data)} bytes of description, an item of "
                 f"a queue holds {max_bytes}: put it in several items, or in one array"
             )
+        self._handles = _no_handles(len(order))
         for _, _, what in order:
-            self._export(what)
+            pointer = what.array if isinstance(what, Block) else usable(what._open_lease())
+            export_again(lib.cwpy_handles_add, self._handles, pointer)
         for block in self._blocks:
             block.lend()
         made.extra_bytes = sum(nbytes for nbytes, _, _ in order)
-        made.attach(self._blocks, self._transits)
+        made.attach(self._blocks, self._handles)
         self._begin()
         return made
 
@@ -268,8 +259,9 @@ def _encode_array(array: Array, how: Rebuild | None, max_bytes: int) -> EncodedI
     out = EncodedItem(told[1])
     if len(out.data) > max_bytes:
         return None
-    out.handles = exported(usable(lease), 1)
-    out.count, out.extra_bytes = 1, layout.nbytes
+    out.handles = _no_handles(1)
+    export_again(lib.cwpy_handles_add, out.handles, usable(lease))
+    out.extra_bytes = layout.nbytes
     return out
 
 

@@ -120,8 +120,8 @@ def test_movers_killed_again_and_again(tmp_path):
                     a, b = cw.asarray(x, device="cuda:0"), None
                     while b is None:
                         try: b = a.to("cuda:1")
-                        except cw.DeviceError as error:  # on a busy machine they are killed before they begin
-                            assert "before it took a job" in str(error), error
+                        except cw.DeviceError as error:  # on a busy machine they are killed before they begin, or are done
+                            assert any(text in str(error) for text in ("before it took a job", "died 16 times in this copy")), error
                             slower *= 1.5
                     assert (b.to("cpu").numpy() == x).all(), seed
             finally:
@@ -147,7 +147,8 @@ while True:
     except cw.ProducerDied:  # whoever had the hub before
         pass
     except cw.DeviceError as error:
-        if "before it took a job" not in str(error):  # we kill faster than they start
+        # We kill faster than they start, or are done: after 16 deaths nobody can tell a copy that kills its mover from one beside.
+        if "before it took a job" not in str(error) and "died 16 times in this copy" not in str(error):
             raise
 """
 

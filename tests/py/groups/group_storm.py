@@ -119,7 +119,7 @@ def member(pipe: Any, name: str, rank: int, turn: int, forks: bool, ways: Ways) 
                 ways[1](g, turn)
             except cw.GroupBroken:
                 told = time.monotonic()
-                g.reform()
+                g.reform(drop_messages=True)  # what was sent is sent again
                 turn = 0
                 times.append((told, time.monotonic()))
                 pipe.send("goes on")

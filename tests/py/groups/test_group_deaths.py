@@ -32,6 +32,76 @@ def check_told(facts: dict[str, Any], rank: int, pid: int, reason: str) -> None:
     assert (facts["rank"], facts["pid"], facts["reason"]) == (rank, pid, reason), facts["text"]
 
 
+@pytest.mark.parametrize("call", ["recv", "probe", "wait", "test", "send"])
+def test_who_waits_for_a_message_of_the_living_is_told_too(call: str) -> None:
+    """All wait in a ring for messages that nobody sends, or for room, and none of them for the dead."""
+
+    def waits(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        if g.rank == 2:
+            pipe.recv()  # is killed here
+        peer = 1 - g.rank
+        if call == "recv":
+            g.recv(peer)
+        elif call == "probe":
+            g.probe(peer, tag=1)
+        elif call == "wait":
+            g.irecv(peer).wait()
+        elif call == "test":
+            request = g.irecv(peer)
+            while not request.test()[0]:
+                pass
+        while True:
+            g.send("until there is no room", peer)
+
+    with group("living", 3, waits, timeout=None) as (zero, one, two):
+        for member in (zero, one, two):
+            assert member.next() == "there"
+        two.kill()
+        check_told(zero.raised(), 2, two.pid, "died")
+        check_told(one.raised(), 2, two.pid, "died")
+
+
+def test_many_members_find_a_death_as_well() -> None:
+    """Of more than 32 others not all are looked at each time."""
+
+    def waits(g: cw.Group, pipe: Any) -> None:
+        g.barrier()
+        pipe.send("there")
+        if g.rank:
+            pipe.recv()
+        g.recv(1)
+
+    with group("many", 36, waits, timeout=None) as started:
+        for member in started:
+            assert member.next() == "there"
+        for rank in (34, 33):
+            started[rank].kill()
+        facts = started[0].raised()
+        assert (facts["kind"], facts["reason"]) == ("GroupBroken", "died"), facts["trace"]
+        assert facts["rank"] in (33, 34)
+
+
+def test_who_leaves_ends_no_messages_of_others() -> None:
+    def talks(g: cw.Group, pipe: Any) -> Any:
+        g.barrier()
+        if g.rank == 2:
+            return "left"
+        if g.rank == 0:
+            pipe.send("waits")
+            return g.recv(1)
+        pipe.recv()
+        g.send("x", 0)
+        return "sent"
+
+    with group("leaves", 3, talks, timeout=None) as (zero, one, two):
+        assert (two.returned(), zero.next()) == ("left", "waits")
+        time.sleep(0.2)  # some looks
+        one.pipe.send("on")
+        assert (zero.returned(), one.returned()) == ("x", "sent")
+
+
 @pytest.mark.parametrize("size", [2, 3, 6])
 def test_a_killed_member_is_named_to_all(size: int) -> None:
     with group("kill", size, for_ever, timeout=None) as started:
@@ -243,3 +313,40 @@ def test_without_a_broker_an_operation_that_needs_it_breaks_the_group(tmp_path: 
     said = [process.communicate(timeout=60)[0].split() for process in started]
     assert "BrokerLost" in (said[0][0], said[1][0]), said  # where it was noticed first
     assert said[0][1:] == said[1][1:] and said[0][2] == "failed", said
+
+
+BROKER_STOPPED = """
+import os, signal, sys, time
+import cableway as cw
+
+with cw.connect(sys.argv[1]) as connection:
+    pid = connection.broker_pid
+joined = cw.Group("joined", 1, timeout=0.5) if sys.argv[2] == "connected" else None
+os.kill(pid, signal.SIGSTOP)
+try:
+    begun = time.monotonic()
+    try:
+        cw.Group("stopped", 1, timeout=0.5)
+    except cw.Timeout as error:
+        print("is stopped" in str(error), time.monotonic() - begun < 5)
+    begun = time.monotonic()
+    if joined:
+        joined.close()
+    print(time.monotonic() - begun < 5)
+finally:
+    os.kill(pid, signal.SIGCONT)
+with cw.Group("stopped", 1) as g:
+    print(g.allreduce(1))
+"""
+
+
+@pytest.mark.parametrize("state", ["fresh", "connected"])
+def test_the_time_of_a_group_is_for_a_broker_that_does_not_answer_too(
+    tmp_path: Path, state: str
+) -> None:
+    tmp_path.chmod(0o700)
+    said = subprocess.run(
+        [sys.executable, "-c", BROKER_STOPPED, str(tmp_path), state], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "CABLEWAY_DIR": str(tmp_path)},
+    ).stdout  # fmt: skip
+    assert said.split() == ["True", "True", "True", "1"]

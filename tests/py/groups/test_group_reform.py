@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from group_support import group
+from group_support import group, has_arrived
+from waiting import eventually
 
 import cableway as cw
+from cableway.group import Status
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
@@ -158,3 +160,123 @@ def test_deaths_during_reform_break_the_next_group_and_nobody_hangs() -> None:
         for member in started:
             os.kill(member.pid, signal.SIGKILL)
         assert last.returned() == (0, 1)
+
+
+def dies_with_messages_under_way(g: cw.Group, pipe: Any, drop: bool) -> Any:
+    """Rank 1 is killed when all have sent rank 0 their messages, of which it has received none. What rank 0 finds afterwards."""
+    status = Status()
+    if g.rank:
+        for n in range(3):
+            g.send((g.rank, n), 0, tag=n)
+        g.send((g.rank, "x" * 400_000), 0, tag=7)
+        g.Send(np.full(3, float(g.rank)), 0, tag=8)
+    g.barrier()
+    pipe.send("there")
+    if g.rank == 1:
+        pipe.recv()  # is killed here
+    with pytest.raises(cw.GroupBroken):
+        g.barrier()
+    g.reform(drop_messages=drop)
+    g.barrier()
+    if g.rank:
+        return g.sendrecv("after", 0, 9, 0, 9)
+    found: list[Any] = [g.sendrecv("after", rank, 9, rank, 9) for rank in (1, 2)]
+    while g.iprobe(tag=7, status=status):
+        rank, text = g.recv(status.source, 7)
+        found.append((rank, len(text), status.source))
+    while g.iprobe(tag=8):
+        found.append(g.Recv(np.empty(3), tag=8, status=status)[0] == status.source + 1.0)
+    while g.iprobe():
+        found.append((*g.recv(status=status), status.source, status.tag))
+    return found
+
+
+def test_messages_of_those_who_live_are_received_after_a_reform() -> None:
+    with group("messages", 4, dies_with_messages_under_way, False) as started:
+        for member in started:
+            assert member.next() == "there"
+        started[1].kill()
+        found = started[0].returned()
+        assert started[2].returned() == started[3].returned() == "after"
+    assert found[:2] == ["after", "after"]
+    assert sorted(found[2:4]) == [(2, 400_000, 1), (3, 400_000, 2)], (
+        "each from the new rank of its sender"
+    )
+    assert found[4:6] == [True, True]
+    rest = found[6:]
+    assert [one for one in rest if one[0] == 2] == [(2, n, 1, n) for n in range(3)], (
+        "in their order"
+    )
+    assert [one for one in rest if one[0] == 3] == [(3, n, 2, n) for n in range(3)]
+    assert len(rest) == 6, "those of the dead are gone with its rank"
+
+
+def test_a_member_may_drop_what_was_sent_before() -> None:
+    with group("dropped", 4, dies_with_messages_under_way, True) as started:
+        for member in started:
+            assert member.next() == "there"
+        started[1].kill()
+        assert started[0].returned() == ["after", "after"]
+
+
+def test_ctrl_c_in_a_barrier_loses_no_message() -> None:
+    def interrupted(g: cw.Group, pipe: Any) -> Any:
+        g.send(("before", g.rank), 1 - g.rank)
+        g.barrier()
+        pipe.send("there")
+        if g.rank:
+            with pytest.raises(KeyboardInterrupt):
+                g.barrier()
+            pipe.send("raised")
+        else:
+            pipe.recv()
+            with pytest.raises(cw.GroupBroken):
+                g.barrier()
+        g.reform()
+        g.send(("behind", g.rank), 1 - g.rank)
+        return g.recv(), g.recv()
+
+    with group("interrupted", 2, interrupted) as (zero, one):
+        assert (zero.next(), one.next()) == ("there", "there")
+        assert eventually(lambda: has_arrived("interrupted", 1, 2))
+        os.kill(one.pid, signal.SIGINT)
+        assert one.next() == "raised"
+        zero.pipe.send("on")
+        assert zero.returned() == (("before", 1), ("behind", 1))
+        assert one.returned() == (("before", 0), ("behind", 0))
+
+
+HOLDS: list[Any] = []  # the pipe of a member that stops when it unpickles a Held
+
+
+def held() -> str:
+    """What a Held becomes."""
+    for pipe in HOLDS:
+        pipe.send("in the middle")
+        pipe.recv()
+    return "held"
+
+
+class Held:
+    """An object that one member is at when it is killed."""
+
+    def __reduce__(self) -> Any:
+        return held, ()
+
+
+def test_completed_counts_whole_operations_on_objects() -> None:
+    def computes(g: cw.Group, pipe: Any) -> Any:
+        for n in range(3):
+            assert g.allgather(n) == [n] * 3
+        g.empty(10)
+        before = g.completed
+        HOLDS.extend([pipe] * (g.rank == 1))
+        with pytest.raises(cw.GroupBroken):
+            g.bcast(Held())
+        g.reform()
+        return before, g.completed
+
+    with group("halves", 3, computes) as (zero, one, two):
+        assert one.next() == "in the middle"
+        one.kill()
+        assert (zero.returned(), two.returned()) == ((4, 4), (4, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import time
 from typing import Any
@@ -68,6 +69,64 @@ def test_sendrecv_does_not_wait_for_itself_when_nobody_has_room() -> None:
         return [g.recv(tag=1) for _ in range(ROOM)] == list(range(ROOM))
 
     assert outcomes("full", 2, fill) == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["pickle", "out", "send", "source"])
+def test_sendrecv_that_cannot_be_done_sends_nothing_and_says_so(kind: str) -> None:
+    """Rank 1 cannot do its part; who waits for its message is told, and the next one works."""
+
+    def refuses(g: cw.Group, _pipe: Any) -> Any:
+        g.timeout = 20
+        peer, readonly, out = 1 - g.rank, np.zeros(3), np.zeros(3)
+        readonly.flags.writeable = False
+        if g.rank == 1:
+            with pytest.raises(
+                (TypeError, ValueError, AttributeError, pickle.PicklingError)
+            ) as told:
+                if kind == "pickle":
+                    g.sendrecv(lambda: None, peer, 3, peer, 4)
+                elif kind == "out":
+                    g.Sendrecv(np.zeros(3), peer, 3, readonly, peer, 4)
+                elif kind == "send":
+                    g.Sendrecv(np.zeros((3, 3)).T[1:], peer, 3, out, peer, 4)
+                else:
+                    g.Sendrecv(np.zeros(3), peer, 3, out, 5, 4)
+            assert "rank 1 could not send" not in str(told.value)
+        elif kind == "pickle":
+            with pytest.raises(
+                ValueError, match="rank 1 could not send its message with tag 3: .*lambda"
+            ):
+                g.sendrecv("mine", peer, 4, peer, 3)
+        else:
+            with pytest.raises(ValueError, match="rank 1 could not send its message with tag 3: "):
+                g.Sendrecv(np.ones(3), peer, 4, out, peer, 3)
+        rest = [g.recv(0, 4) if kind == "pickle" else g.Recv(out, 0, 4)] if g.rank else []
+        assert g.sendrecv(g.rank, peer, 3, peer, 3) == peer
+        assert not g.iprobe()
+        return len(rest)
+
+    assert outcomes(f"refuses/{kind}", 2, refuses) == [0, 1]
+
+
+def test_a_request_that_was_done_before_the_group_broke_has_its_message() -> None:
+    def reforms(g: cw.Group, pipe: Any) -> Any:
+        g.send("came", g.rank, tag=1)
+        request = g.irecv(g.rank, tag=1)
+        g.iprobe()
+        g.barrier()
+        if g.rank == 0:
+            pipe.send("there")
+            pipe.recv()
+        with pytest.raises(cw.GroupBroken):
+            g.barrier()
+        before = request.test()
+        g.reform()
+        return before, request.test(), request.wait()
+
+    with group("done", 2, reforms) as (zero, one):
+        assert zero.next() == "there"
+        zero.kill()
+        assert one.returned() == ((True, "came"), (True, "came"), "came")
 
 
 def test_a_request_is_done_when_its_message_came() -> None:

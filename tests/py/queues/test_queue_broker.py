@@ -5,12 +5,14 @@ Runs in `make test-more`.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue as standard
 import signal
 from typing import Any
 
+import numpy as np
 import pytest
 import queue_tasks as tasks
 from conftest import broker_pid, disconnect, eventually, running_broker
@@ -74,6 +76,14 @@ def test_the_queue_outlives_its_maker_and_its_broker(broker_folder: Any) -> None
     assert [q.get(), q.get()] == ["small", "also small"]
     with pytest.raises(standard.Empty):
         q.get(timeout=0.05)
+    with contextlib.suppress(cw.BrokerLost):
+        cw.names()
+    cw.names()  # of the next broker, which does not know the queue
+    with pytest.raises(cw.BrokerLost, match="large parts cannot be put: .* Make a new queue"):
+        q.put(np.zeros(1 << 20))
+    assert q.empty()
+    q.put("small still goes")
+    assert q.get() == "small still goes"
     disconnect()  # what comes next meets a new broker, and not this one's last quarter of a second
 
 

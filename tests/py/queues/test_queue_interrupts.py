@@ -6,6 +6,7 @@ it has given, and these tests say so.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -20,6 +21,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_support import run_json
+from conftest import eventually
 
 import cableway as cw
 from cableway._queue import items
@@ -59,6 +62,12 @@ def alarm() -> Iterator[_Handler]:
     yield handler
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+
+
+def transits() -> int:
+    """How many handles are under way."""
+    gc.collect()
+    return int(run_json("status")["gauges"]["transits"])
 
 
 def readonly(n: int) -> Any:
@@ -163,6 +172,28 @@ def test_what_a_handler_raises_in_put_says_that_the_item_is_not_there(
         if done:
             assert number(q.get(timeout=10)) == n
     assert 0 < len(there) < TIMES
+
+
+@pytest.mark.parametrize("kind", ["long", "ndarray", "array", "several"])
+def test_a_put_that_was_interrupted_leaves_nothing_under_way(alarm: _Handler, kind: str) -> None:
+    """Neither a handle at the broker, which would keep its array for `transit_seconds`, nor an item."""
+    make, number, seconds = ITEMS[kind]
+    q, before, raised = cw.Queue(), transits(), 0
+    for n in range(TIMES // 3):
+        item, came = make(n), alarm.came
+        try:
+            alarm.within(2 * seconds)
+            q.put(item)
+            while alarm.came == came:
+                time.sleep(0)
+            time.sleep(0)
+        except Alarm:
+            raised += q.empty()
+        if not q.empty():
+            assert number(q.get()) == n
+    del item
+    assert raised > TIMES // 300, "else nothing was tried"
+    assert eventually(lambda: transits() <= before), (before, transits())
 
 
 # ---- what was taken and not given: an item in whose unpickling a handler raises is taken for certain

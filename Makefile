@@ -39,7 +39,7 @@ FOR_LINT   := lint
 FOR_TESTS  := test test-% faults faults-programs fuzz fuzzers soak asan tsan sanitized sanitize-% bench bench-% $(BUILD)/tests/% $(BUILD)/tools/bench/% \
               $(BUILD)/venv%/deps-test.stamp $(BUILD)/venv%/deps-bench%
 NO_SET_UP  := help clean print-% test-fresh
-SET_UP     := $(or $(if $(filter $(FOR_LINT),$(GOALS)),lint),$(if $(filter $(FOR_TESTS),$(filter-out $(NO_SET_UP),$(GOALS))),test),$(if $(filter wheel,$(GOALS)),wheel),build)
+SET_UP     := $(or $(if $(filter $(FOR_LINT),$(GOALS)),lint),$(if $(filter $(FOR_TESTS),$(filter-out $(NO_SET_UP),$(GOALS))),test),$(if $(filter wheel deb,$(GOALS)),wheel),build)
 ifeq ($(filter-out $(NO_SET_UP),$(GOALS)),)
 else ifneq ($(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),)
 else ifndef CABLEWAY_SET_UP
@@ -101,6 +101,7 @@ help:
 	@echo "make docs             the guide and the API reference in HTML: $(BUILD)/docs/index.html"
 	@echo "make install          PREFIX=$(PREFIX) DESTDIR="
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
+	@echo "make deb              $(BUILD)/deb/*.deb, the programs and the library without Python, checked with lintian where it is installed"
 	@echo "make faults           each call site of the broker, the library and the package fails once (FAULTS='--role client')"
 	@echo "make lint asan tsan fuzz soak bench bench-bridge bench-dask dask-suites test-pythons clean"
 
@@ -348,8 +349,10 @@ lint: $(VENV)/deps-lint.stamp $(PACKAGE)
 # ---- install ---------------------------------------------------------------------------------------
 
 D = $(DESTDIR)$(PREFIX)
+# Where zsh looks for completions: distributions have a folder of their own for packages.
+ZSH_COMPLETIONS ?= share/zsh/site-functions
 install: all
-	install -d $(D)/bin $(D)/lib/pkgconfig $(D)/include $(D)/lib/systemd/user
+	install -d $(D)/bin $(D)/lib/pkgconfig $(D)/include $(D)/lib/systemd/user $(D)/share/bash-completion/completions $(D)/$(ZSH_COMPLETIONS)
 	install -m 755 $(PROGRAMS) $(D)/bin
 	install -m 755 $(BUILD)/libcableway.so.0 $(D)/lib/libcableway.so.$(VERSION)
 	ln -sf libcableway.so.$(VERSION) $(D)/lib/libcableway.so.0
@@ -359,12 +362,26 @@ install: all
 	sed 's|@PREFIX@|$(PREFIX)|;s|@VERSION@|$(VERSION)|' tools/cableway.pc.in >$(D)/lib/pkgconfig/cableway.pc
 	sed 's|@PREFIX@|$(PREFIX)|' tools/cablewayd.service.in >$(D)/lib/systemd/user/cablewayd.service
 	for page in docs/man/*.[1-9]; do [ ! -f $$page ] || install -D -m 644 $$page $(D)/share/man/man$${page##*.}/$${page##*/}; done
+	$(BUILD)/cableway completion bash >$(D)/share/bash-completion/completions/cableway
+	ln -sf cableway $(D)/share/bash-completion/completions/cablewayd
+	$(BUILD)/cableway completion zsh >$(D)/$(ZSH_COMPLETIONS)/_cableway
 	@sh tools/installed.sh '$(PREFIX)' '$(DESTDIR)'
+
+# What wheels and packages are made of: nothing of the system's inside needed but the C library.
+release = $(MAKE) --no-print-directory $(JOBS) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
+	    $(if $(HAVE_BRIDGE),BRIDGE_LIBS="$$(sh tools/static_libs.sh $(CC))")
+# A package of Debian and Ubuntu with all that `make install` installs but the static library: $(BUILD)/deb/*.deb.
+deb: $(VENV)/made.stamp
+	@command -v dpkg-deb >/dev/null || { echo 'make deb: dpkg-deb is not here; it is part of Debian and Ubuntu, and a package elsewhere' >&2; exit 1; }
+	+@$(release) deb-made
+deb-made: all
+	rm -rf $(BUILD)/deb
+	@$(MAKE) --no-print-directory install DESTDIR=$(abspath $(BUILD))/deb PREFIX=/usr ZSH_COMPLETIONS=share/zsh/vendor-completions >/dev/null
+	sh tools/deb.sh $(BUILD)/deb $(VERSION) $(dir $(BUILD))deb
 
 # One wheel for Python 3.10 and later: library, broker and command inside, nothing else of ours needed.
 wheel: $(VENV)/deps-wheel.stamp
-	@$(MAKE) --no-print-directory $(JOBS) BUILD=$(BUILD)/release VENV=$(VENV) OPT=-O2 \
-	    $(if $(HAVE_BRIDGE),BRIDGE_LIBS="$$(sh tools/static_libs.sh $(CC))") $(BUILD)/release/wheel/made.stamp # nothing of the system's inside
+	+@$(release) $(BUILD)/release/wheel/made.stamp
 	rm -rf $(BUILD)/dist && mkdir $(BUILD)/dist
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel show $(BUILD)/release/wheel/cableway-*.whl
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(VPY) -m auditwheel repair --plat auto -w $(BUILD)/dist $(BUILD)/release/wheel/cableway-*.whl
@@ -387,5 +404,5 @@ print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,* */* */*/* */*/*/*,$(BUILD)/$(d).d))
 .PHONY: all help always nodes1000 faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-dask dask-suites bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
-        docs lint install wheel clean fuzzers
+        docs lint install deb deb-made wheel clean fuzzers
 .DEFAULT_GOAL := all

@@ -117,6 +117,8 @@ struct cwd_broker {
     struct cwd_early_end *early_ends;  /* by token */
     struct cwd_group *groups;          /* groups.c: by anchor */
     struct cwd_group *groups_ended;    /* of those whose anchor is free: they end next */
+    struct cwd_weak_name *weak_names;  /* weak_names.c: by block */
+    bool weak_names_ended;             /* some, and the bridge was not told yet */
     uint32_t grouped;                  /* groups and their members */
     struct cwd_version *versions;      /* versions.c: by number */
     struct cwd_version *version_floor; /* of no tree: the table is never empty */

@@ -187,8 +187,7 @@ struct cw_segment_request { /* SEGMENT_OPEN body */
 struct cw_segment_reply {
     uint64_t size_bytes;
 };
-struct cw_fence_page { /* FENCES_OPEN and FENCES_BREAK body (page alone counts); FENCES_ADD and
-                          FENCES_OPEN reply */
+struct cw_fence_page { /* FENCES_OPEN, FENCES_BREAK (page alone), FENCES_ADD: bodies and replies */
     uint32_t page;     /* numbers of its fences: page * CW_FENCES_PER_PAGE and up; from 1 */
     uint32_t session;  /* whose */
     uint64_t size_bytes;
@@ -198,6 +197,7 @@ enum cw_put_flags {
     CW_PUT_REPLACE = 1,
     CW_PUT_KEEP = 2,
     CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
+    CW_PUT_WEAK = 8,        /* the name lasts only as long as somebody has the array open */
     CW_PUT_TREE = 16,       /* REMOTE: the block is the index of a tree, and an anchor */
     CW_PUT_GPU = 0xff0000,  /* REMOTE: onto this GPU of the other node, its number there + 1 */
 };

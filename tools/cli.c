@@ -17,14 +17,7 @@
 #include "tools/monitor.h"
 #include "tools/output.h"
 
-struct option_row {
-    const char *name;
-    unsigned bit;
-    const char *value; /* what stands for its value, NULL when it takes none */
-    const char *help;
-};
-
-static const struct option_row option_rows[] = {
+static const struct cli_option_row option_rows[] = {
     {"json", CLI_JSON, NULL, "print JSON"},
     {"namespace", CLI_NAMESPACE, "NS", "the namespace (default: $CABLEWAY_NAMESPACE, else none)"},
     {"all", CLI_ALL, NULL, "the names of all namespaces"},
@@ -56,16 +49,20 @@ static const struct option_row option_rows[] = {
 #define ANSWER_NOTE_SECONDS 0.2
 #define ANSWER_NAP_NS       10000000
 
+const struct cli_option_row *cli_option_rows(size_t *count) {
+    *count = OPTION_ROWS;
+    return option_rows;
+}
+
 static void print_help(const struct cli_command *command) {
-    printf("Usage: cableway %s %s%s%s\n\n%s\n", command->name,
-           command->options & ~(unsigned)CLI_RAW_ARGUMENTS ? "[OPTIONS]" : "",
-           command->options & ~(unsigned)CLI_RAW_ARGUMENTS && *command->arguments ? " " : "",
-           command->arguments, command->summary);
+    bool has = command->options & ~(unsigned)(CLI_RAW_ARGUMENTS | CLI_FIRST_ENDS);
+    printf("Usage: cableway %s %s%s%s\n\n%s\n", command->name, has ? "[OPTIONS]" : "",
+           has && *command->arguments ? " " : "", command->arguments, command->summary);
     if (command->details)
         printf("\n%s", command->details);
     printf("\nOptions:\n");
     for (size_t i = 0; i < OPTION_ROWS; i++) {
-        const struct option_row *row = &option_rows[i];
+        const struct cli_option_row *row = &option_rows[i];
         char text[40];
         if (!(command->options & row->bit))
             continue;
@@ -115,7 +112,7 @@ static int parse_processes(const char *text, uint32_t *out) {
     return -1;
 }
 
-static int take_option(const struct option_row *row, const char *value, struct cli *out) {
+static int take_option(const struct cli_option_row *row, const char *value, struct cli *out) {
     out->options |= row->bit;
     if (row->bit == CLI_NAMESPACE)
         out->name_space = value;
@@ -168,9 +165,10 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
                 option_rows[i].name, option_rows[i].value ? required_argument : no_argument, NULL,
                 (int)i + 1};
     }
-    const char *letters = command->options & CLI_PROCESSES ? "+:hn:"
-                          : command->options & CLI_DELAY   ? ":hd:"
-                                                           : ":h";
+    const char *letters = command->options & CLI_PROCESSES    ? "+:hn:"
+                          : command->options & CLI_FIRST_ENDS ? "+:h"
+                          : command->options & CLI_DELAY      ? ":hd:"
+                                                              : ":h";
     options[used] = (struct option){"help", no_argument, NULL, HELP_VALUE};
     opterr = 0;
     optind = 1;
@@ -188,7 +186,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv, struct c
         if (found == '?')
             return cli_error(CLI_USAGE, "%s: no such option: %s (see cableway %s --help)",
                              command->name, argv[optind > at ? optind - 1 : at], command->name);
-        const struct option_row *row = option_rows;
+        const struct cli_option_row *row = option_rows;
         while (found == 'n'   ? row->bit != CLI_PROCESSES
                : found == 'd' ? row->bit != CLI_DELAY
                               : row != &option_rows[found - 1])

@@ -49,6 +49,7 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_OLDER = 262144,
                   CLI_ONCE = 524288,
                   CLI_DELAY = 1048576,
+                  CLI_FIRST_ENDS = 2097152, /* the first argument ends the options */
 };
 
 #define CLI_DEVICES_MAX    64
@@ -80,6 +81,17 @@ struct cli_command {
     int (*run)(const struct cli *cli);
 };
 
+struct cli_option_row {
+    const char *name;
+    unsigned bit;      /* of enum cli_option */
+    const char *value; /* what stands for its value, NULL when it takes none */
+    const char *help;
+};
+
+/* All commands (main.c) and all options (cli.c), in the order in which --help shows them. */
+const struct cli_command *cli_commands(size_t *count);
+const struct cli_option_row *cli_option_rows(size_t *count);
+
 int cmd_broker(const struct cli *cli);
 int cmd_status(const struct cli *cli);
 int cmd_ls(const struct cli *cli);
@@ -102,6 +114,7 @@ int cmd_metrics(const struct cli *cli);
 int cmd_leaks(const struct cli *cli);
 int cmd_limit(const struct cli *cli);
 int cmd_log(const struct cli *cli);
+int cmd_completion(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with

@@ -117,15 +117,25 @@ static const struct cli_command commands[] = {
     {"doctor", "", "Try whether it works here; say what is missing, and the remedy.",
      "Puts and gets an array, for which it starts a broker if none runs.\n", CLI_JSON, 0, 0,
      cmd_doctor},
+    {"completion", "bash|zsh", "Print a script that completes this command's words at Tab.",
+     "For this shell: eval \"$(cableway completion bash)\", in zsh after compinit. For every "
+     "shell, put\n"
+     "that line into ~/.bashrc or ~/.zshrc.\n",
+     CLI_FIRST_ENDS, 1, -1, cmd_completion},
 };
 #define COMMANDS (sizeof commands / sizeof *commands)
+
+const struct cli_command *cli_commands(size_t *count) {
+    *count = COMMANDS;
+    return commands;
+}
 
 static void print_help(void) {
     printf("Usage: cableway COMMAND [OPTIONS] [ARGUMENTS]\n\n"
            "Arrays shared by name between the processes of this machine, and of "
            "others.\n\nCommands:\n");
     for (size_t i = 0; i < COMMANDS; i++)
-        printf("  %-8s %s\n", commands[i].name, commands[i].summary);
+        printf("  %-10s %s\n", commands[i].name, commands[i].summary);
     printf(
         "\n`cableway COMMAND --help` tells its options. `cableway --version` tells the version.\n\n"
         "Exit codes:\n"

@@ -36,13 +36,31 @@ static size_t decode(const unsigned char *at, uint32_t *out) {
     return length;
 }
 
-/* Control characters, and the marks that turn the direction of writing: a name must not look like
- * another. */
+/* What shows nothing, or an ordinary blank's place, or changes how its neighbours are shown:
+ * Unicode's control and format characters, line and paragraph separators, blanks but the ordinary
+ * one, and what its tables call ignorable (fillers, variation selectors, tags). */
+static const struct {
+    uint32_t first, last;
+} invisible[] = {
+    {0x80, 0xa0},       {0xad, 0xad},       {0x34f, 0x34f},     {0x600, 0x605},
+    {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x890, 0x891},
+    {0x8e2, 0x8e2},     {0x115f, 0x1160},   {0x1680, 0x1680},   {0x17b4, 0x17b5},
+    {0x180b, 0x180f},   {0x2000, 0x200f},   {0x2028, 0x202f},   {0x205f, 0x206f},
+    {0x3000, 0x3000},   {0x3164, 0x3164},   {0xfdd0, 0xfdef},   {0xfe00, 0xfe0f},
+    {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   {0xfff0, 0xfffb},   {0x110bd, 0x110bd},
+    {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a},
+    {0xe0000, 0xe0fff},
+};
+
+/* A name must not look like another, nor like none. */
 static bool harmful(uint32_t character) {
-    return character < 0x20 || (character >= 0x7f && character < 0xa0) ||
-           (character >= 0x200b && character <= 0x200f) ||
-           (character >= 0x2028 && character <= 0x202e) ||
-           (character >= 0x2060 && character <= 0x206f) || character == 0xfeff;
+    if (character < 0x80)
+        return character < 0x20 || character == 0x7f;
+    for (size_t i = 0; i < sizeof invisible / sizeof *invisible; i++) {
+        if (character >= invisible[i].first && character <= invisible[i].last)
+            return true;
+    }
+    return (character & 0xfffe) == 0xfffe; /* no character, in each plane */
 }
 
 char *output_safe(const char *text) {

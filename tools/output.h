@@ -9,8 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A copy of text in which control characters, invalid UTF-8 and direction marks are written as
- * \xNN. The caller frees it. */
+/* A copy of text in which invalid UTF-8 and characters that show nothing, or change how others are
+ * shown, are written as \xNN: control and format characters, blanks but the ordinary one. The
+ * caller frees it. */
 char *output_safe(const char *text);
 
 /* text as one word of sh, which pasted into a shell means these very bytes: as it stands, in single

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints the options that link cableway-bridge with the archives of liburing and OpenSSL, so that nothing of the system's but
-# the C library is needed at run time: static_libs.sh CC. OpenSSL's archive may want compression libraries, depending on how
+# the C library is needed at run time: static_libs.sh CC... OpenSSL's archive may want compression libraries, depending on how
 # the distribution built it (Debian 13: zlib and zstd); pkg-config may be absent, so what links is asked of the linker.
 set -u
 folder=$(mktemp -d)
@@ -15,8 +15,8 @@ int main(void) {
 C
 base='-l:liburing.a -l:libssl.a -l:libcrypto.a'
 for more in '' '-l:libz.a' '-l:libzstd.a' '-l:libz.a -l:libzstd.a'; do
-    # shellcheck disable=SC2086
-    if "${1:-gcc}" -o "$folder/uses" "$folder/uses.c" $base $more -ldl -pthread 2>"$folder/said"; then
+    # shellcheck disable=SC2086,SC2048 # a compiler may be several words (ccache gcc)
+    if ${*:-gcc} -o "$folder/uses" "$folder/uses.c" $base $more -ldl -pthread 2>"$folder/said"; then
         echo "$base${more:+ $more} -ldl -pthread"
         exit
     fi

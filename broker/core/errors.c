@@ -8,6 +8,7 @@
 #include "broker/core/errors.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -26,6 +27,10 @@ static struct {
 void cwd_errors_at(struct cw_root *root) {
     memset(&errors, 0, sizeof errors);
     errors.root = root;
+}
+
+bool cwd_is_error(int status) {
+    return status == -EDQUOT || status == -EINVAL || status == -EPROTO || status == -EPERM;
 }
 
 static int64_t realtime_ns(void) {

@@ -23,6 +23,7 @@
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
 #include "broker/names/claims.h"
+#include "broker/names/weak_names.h"
 #include "broker/names/names.h"
 #include "broker/session/requests.h"
 #include "broker/session/session.h"
@@ -234,6 +235,7 @@ static int64_t serve_time(struct cwd_broker *b) {
     } else if (!b->reclaim.count) {
         cwd_slabs_sweep(b);
     }
+    cwd_weak_names_tell(b);
     if (cwd_groups_release(b)) /* what ended just now; it may make suspects */
         due_ns = b->now_ns;
     next_ns = cwd_reclaim_due(b);

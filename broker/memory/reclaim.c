@@ -22,6 +22,7 @@
 #include "broker/core/table.h"
 #include "broker/memory/groups.h"
 #include "broker/memory/transit.h"
+#include "broker/names/weak_names.h"
 #include "shm/blocks/block.h"
 
 /*
@@ -339,6 +340,7 @@ static void commit_unheld(struct cwd_broker *b) {
             CWD_COUNT(b, blocks_reclaimed);
             cwd_transits_untie(b, slab->id, cw_lease_block(s.slot), s.gen);
             cwd_groups_end(b, slab->id, cw_lease_block(s.slot), s.gen);
+            cwd_weak_name_end(b, slab->id, cw_lease_block(s.slot), s.gen);
             cwd_slab_block_freed(b, slab);
         } else {
             wait_begin(b, &s); /* rescued by a taker between the looks */

@@ -17,6 +17,7 @@
 #include "broker/memory/groups.h"
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
+#include "broker/names/weak_names.h"
 #include "broker/session/session.h"
 #include "ipc/base/device.h"
 
@@ -222,6 +223,8 @@ static void slab_close(struct cwd_broker *b, struct cwd_slab *slab, bool empties
             CW_ADD(S2, &session->shared->closed_slabs, 1, release);
     if (slab->anchors)
         cwd_groups_end_in(b, slab->id);
+    if (slab->weak_names)
+        cwd_weak_names_end_in(b, slab->id);
     if (slab->suspected) {
         CW_ASSERT(slab->next || slab->prev == slab || slab != b->suspect); /* the list is whole */
         DL_DELETE(b->suspect, slab);

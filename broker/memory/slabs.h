@@ -38,6 +38,7 @@ struct cwd_slab {
     uint32_t refs;             /* references on its blocks */
     uint32_t waits;            /* blocks of it that wait for the end of somebody's lease */
     uint32_t anchors;          /* of groups (groups.h) */
+    uint32_t weak_names;       /* of its blocks (names/weak_names.h) */
     uint64_t unsettled;        /* the sweep that found suspects of it yet to be looked at */
     uint64_t gap_bytes; /* the largest free piece, as its table said; CWD_GAP_UNKNOWN: look */
     bool suspected;

@@ -15,6 +15,7 @@
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
 #include "broker/session/session.h"
+#include "broker/names/weak_names.h"
 #include "broker/names/waits.h"
 #include "ipc/cableway.h"
 #include "ipc/base/layout.h"
@@ -69,13 +70,17 @@ static const char *name_of(const char *key, size_t key_bytes, int *length) {
     return key + at;
 }
 
+/* Its record in weak_names.c goes, or its reference. */
 static void name_gone(struct cwd_broker *b, const struct cw_entry *old) {
     if (old->flags & CW_ENTRY_KEEP)
         b->kept_names--;
     b->remote.replicas -= (old->flags & CW_ENTRY_REPLICA) != 0;
     if (!(old->flags & CW_ENTRY_REPLICA)) /* no peer sees those */
         cwd_changes_ended(b, old->id);
-    cwd_ref_drop(b, old->slab, old->block, old->gen);
+    if (old->flags & CW_ENTRY_WEAK)
+        cwd_weak_name_forget(b, old->slab, old->block, old->gen);
+    else
+        cwd_ref_drop(b, old->slab, old->block, old->gen);
 }
 
 /* The key of a replica, which the bridge alone names: "//node/name" in place of a name. */
@@ -94,7 +99,9 @@ static int check_key(struct cwd_broker *b, const struct cwd_session *session, co
 bool cwd_put_fits(const struct cw_put *put, uint32_t bytes) {
     return bytes == sizeof *put + put->key_bytes + put->meta_bytes &&
            put->meta_bytes <= CW_META_MAX &&
-           !(put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ));
+           !(put->flags &
+             ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ | CW_PUT_WEAK)) &&
+           (put->flags & (CW_PUT_KEEP | CW_PUT_WEAK)) != (CW_PUT_KEEP | CW_PUT_WEAK);
 }
 
 static struct cw_entry entry_of(const struct cwd_session *session, const struct cw_put *put,
@@ -110,12 +117,13 @@ static struct cw_entry entry_of(const struct cwd_session *session, const struct 
                              .flags =
                                  (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
                                  (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u) |
+                                 (put->flags & CW_PUT_WEAK ? CW_ENTRY_WEAK : 0u) |
                                  (replica ? CW_ENTRY_REPLICA : 0u) | (tree ? CW_ENTRY_TREE : 0u)};
 }
 
 static int put_entry(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
                      const char *key, const void *meta, bool tree) {
-    struct cw_entry old;
+    struct cw_entry old = {.id = 0};
     bool replaced = false;
     int code = check_key(b, session, key, put->key_bytes);
     if (code == 0)
@@ -129,7 +137,11 @@ static int put_entry(struct cwd_broker *b, struct cwd_session *session, const st
     if (code)
         return code;
     struct cw_entry entry = entry_of(session, put, is_replica(key, put->key_bytes), tree);
+    bool weak = put->flags & CW_PUT_WEAK;
     code = check_range(slab, put);
+    if (code == 0 && weak)
+        code = cwd_weak_name_add(b, put, key);
+    weak = weak && code == 0;
     if (code == 0)
         code = cw_directory_put(b->directory, key, put->key_bytes, &entry, meta, put->meta_bytes,
                                 (put->flags & CW_PUT_REPLACE) != 0, &replaced, &old);
@@ -140,9 +152,13 @@ static int put_entry(struct cwd_broker *b, struct cwd_session *session, const st
             cw_fail(code,
                     "the name \"%.*s\" is taken, by process %u: replace it, or choose another",
                     length, name, old.owner_pid);
+        if (weak)
+            cwd_weak_name_forget(b, put->slab, put->block, put->gen);
         cwd_ref_drop(b, put->slab, put->block, put->gen);
         return code;
     }
+    if (weak)
+        cwd_ref_drop(b, put->slab, put->block, put->gen); /* from here on those who have it open */
     if (put->flags & CW_PUT_KEEP)
         b->kept_names++;
     b->remote.replicas += (entry.flags & CW_ENTRY_REPLICA) != 0;

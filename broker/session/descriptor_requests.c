@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "broker/broker.h"
+#include "broker/core/errors.h"
 #include "broker/memory/slabs.h"
 #include "broker/memory/fences.h"
 #include "broker/memory/inherited.h"
@@ -150,6 +151,8 @@ void cwd_descriptor_request(struct cwd_broker *b, struct cwd_session *session,
     int code = cwd_mail_check(mail);
     if (code == 0)
         code = operations[op].serve(b, session, mail, &answer);
+    if (cwd_is_error(code))
+        cwd_errors_note(session->pid, cw_detail());
     bool sent = cwd_socket_reply(b, session, &mail->head, code, &answer.body, answer.body_bytes,
                                  answer.fds, answer.fd_count);
     if (code == 0 && op == CW_OP_LEASE_TABLE)

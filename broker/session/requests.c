@@ -386,11 +386,6 @@ static void breach(struct cwd_broker *b, struct cwd_session *session, const char
     cwd_session_drop(b, session, reason);
 }
 
-/* Is it an error, or one of the outcomes that a client acts on? */
-static bool is_error(int status) {
-    return status == -EDQUOT || status == -EINVAL || status == -EPROTO || status == -EPERM;
-}
-
 /* One request; draining: nobody hears the answer, so what is a mere question is passed over.
  * Returns its cost; 0: there was none, or the session is over. */
 static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool draining) {
@@ -420,7 +415,7 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
         breach(b, session, "a request's numbers do not fit it", type, length);
         return 0;
     }
-    if (is_error(result.status))
+    if (cwd_is_error(result.status))
         cwd_errors_note(session->pid, cw_detail());
     if (session->ended)
         return 0;

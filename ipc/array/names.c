@@ -215,7 +215,8 @@ int cw_name_key_put_form(cw_array *array, const struct cw_name_key *key, uint32_
                            .size_bytes = shape.span_bytes,
                            .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
                                     (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
-                                    (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
+                                    (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u) |
+                                    (flags & CW_WEAK ? CW_PUT_WEAK : 0u),
                            .key_bytes = (uint16_t)key->length,
                            .meta_bytes = (uint16_t)cw_meta_encode(&shape, meta)};
     pthread_mutex_lock(&client->lock);
@@ -311,6 +312,18 @@ int cw_array_put(cw_array *array, const char *name, uint32_t flags, const cw_lay
     if (code)
         return code;
     code = put(array, name, -1, flags, layout, offset_bytes);
+    cw_array_unpin(array);
+    return code;
+}
+
+int cw_array_put_weak(cw_array *array, const char *name) {
+    struct cw_name_key key;
+    int code = cw_array_pin(array);
+    if (code)
+        return code;
+    code = cw_name_key_make(array->client, name, &key);
+    if (code == 0)
+        code = cw_name_key_put(array, &key, CW_WEAK, NULL, 0);
     cw_array_unpin(array);
     return code;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "ipc/array/array.h"
+#include "ipc/array/names.h"
 #include "ipc/client.h"
 #include "ipc/group/page.h"
 #include "shm/base/error.h"
@@ -48,13 +49,15 @@ int cw_group_page_open(cw_group *group) {
     int code = key_of(group, key);
     while (code == 0) {
         code = cw_get(group->client, key, 0, &array);
+        if (code == -ESTALE)
+            return -EAGAIN; /* its last member ended just now, and the name is about to go */
         if (code == 0)
             code = page_check(array);
         else if (code == -ENOENT) {
             code = page_make(group->client, &array);
             if (code)
                 return code;
-            code = cw_array_put(array, key, 0, NULL, 0);
+            code = cw_array_put_weak(array, key);
             if (code == -EEXIST) {
                 cw_array_close(array);
                 code = 0;
@@ -98,9 +101,11 @@ int cw_group_page_named(cw_group *group) {
         cw_array_close(array);
         return same ? 0 : -EAGAIN;
     }
+    if (code == -ESTALE)
+        return -EAGAIN;
     if (code != -ENOENT)
         return code;
-    code = cw_array_put(group->array, key, 0, NULL, 0);
+    code = cw_array_put_weak(group->array, key);
     return code == -EEXIST ? -EAGAIN : code;
 }
 

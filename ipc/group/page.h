@@ -2,8 +2,10 @@
  * The page of a group, and this process's view of it.
  *
  * The page is a host array under the name ".group/NAME". Who finds no such name makes one, and
- * names it if nobody else has (cw_array_put() without CW_REPLACE decides); it is used again by
- * later groups of that name, and removed by who leaves last.
+ * names it if nobody else has (cw_array_put_weak() decides). It is used again by later groups of
+ * that name if somebody has it open still; who leaves last removes it. The name lasts only as long
+ * as somebody has the page open, so it goes also when all members are killed
+ * (broker/names/weak_names.h).
  *
  *   state    epoch | size | proposer | phase: EMPTY (nobody was ever here), JOINING, RUNNING
  *   broken   epoch | reason | rank: how that epoch ended, before its members left
@@ -40,7 +42,8 @@
  *   a member, at any moment                  the epoch breaks, if anybody waits for him: what he
  *                                            arrived for has happened (barrier.h)
  *   who breaks an epoch, before all know     they see it at their own next look
- *   who leaves, before or after the name     the name stays: the next group takes the page over
+ *   who leaves, before or after the name     the name goes with the last who has the page open
+ *   all members at once                      the broker ends the name, and with it the page
  *   a forked child of a member lives on      nothing: the claim names the process, not its files
  *   the broker                               nothing while the group runs; to join or to send what
  *                                            needs new memory is -ECONNRESET

@@ -12,6 +12,7 @@
 #include <stddef.h>
 
 #include "shm/names/directory.h"
+#include "shm/base/error.h"
 #include "shm/base/wait.h"
 
 /* Limits: X(name, default, what it bounds). The name is the configuration key; the environment
@@ -128,15 +129,15 @@ _Static_assert(sizeof(struct cw_monitor_client) == 128, "layout");
  * of the one that was met last the longest time ago.
  */
 #define CW_ERRORS_KEPT      64u
-#define CW_ERROR_TEXT_BYTES 224u
-struct cw_monitor_error { /* 256 bytes; count 0: the row is empty, or being written */
+#define CW_ERROR_TEXT_BYTES CW_DETAIL_MAX /* an answer's sentence is whole */
+struct cw_monitor_error { /* 544 bytes; count 0: the row is empty, or being written */
     cw_a64 count;
     cw_a64 first_ns, last_ns; /* CLOCK_REALTIME */
     cw_a32 pid;               /* whose request it was, the last time; 0: none */
     uint32_t reserved;
     cw_a64 text[CW_ERROR_TEXT_BYTES / 8]; /* the last one, terminated */
 };
-_Static_assert(sizeof(struct cw_monitor_error) == 256, "layout");
+_Static_assert(sizeof(struct cw_monitor_error) == 544, "layout");
 
 struct cw_root { /* the root segment */
     struct cw_segment_header header;

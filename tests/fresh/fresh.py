@@ -4,9 +4,10 @@
 A root is what debootstrap makes (variant minbase) from the mirror that apt on this machine uses, and what the kind adds:
 
   alone   git, make and python3
-  cuda    besides gcc and a CUDA Toolkit's cuda.h; then make install and make wheel, too
+  cuda    besides gcc and a CUDA Toolkit's cuda.h; then make install, make wheel and make deb, too
   user    an ordinary user without sudo: told in one line what to install, served once that is installed
   wheel   Python, pip and NumPy, and the wheel that `cuda` made: no compiler and no checkout
+  deb     the package that `cuda` made, alone and beside the wheel; a compiler, Python, pip and NumPy, and no checkout
 
 `make demo` is what is typed first. README's second command takes ten minutes, so it is typed first with --whole alone (kind
 `whole`, as root and as an ordinary user); CI, which has 90 minutes on two cores, runs `make test` once outside, and in the
@@ -41,8 +42,8 @@ SUITES = {
     "noble": Suite("Ubuntu", "noble", components="main,universe", script="gutsy"),
 }
 KINDS = {
-    "Debian": ["alone", "cuda", "user", "wheel"],
-    "Ubuntu": ["alone", "wheel"],
+    "Debian": ["alone", "cuda", "user", "wheel", "deb"],
+    "Ubuntu": ["alone", "wheel", "deb"],
 }
 INSIDE = "CABLEWAY_FRESH_INSIDE"
 ASKED = "cableway: please install these packages"
@@ -114,20 +115,21 @@ def alone(t: Try) -> None:
     )
 
 
+LINKED = "#include <cableway.h>\n#include <stdio.h>\nint main(void) { puts(cw_version()); }\n"
+
+
 def cuda(t: Try) -> None:
     """A compiler and a CUDA Toolkit's cuda.h, and not our libraries."""
     folder = cloned(t, "gcc", "libc6-dev")
     t.root.takes_cuda_header(ROOT)
     demo(t, folder)
     t.types(f"cd {folder} && make install")
-    t.root.write(
-        "/tmp/linked.c",
-        "#include <cableway.h>\n#include <stdio.h>\nint main(void) { puts(cw_version()); }\n",
-    )
+    t.root.write("/tmp/linked.c", LINKED)
     t.types("gcc -o /tmp/linked /tmp/linked.c -lcableway && /tmp/linked")
-    t.types(f"cd {folder} && make wheel")
-    for wheel in t.root.path.glob(f"{folder[1:]}/build/dist/*.whl"):
-        shutil.copy(wheel, t.wheels / t.root.suite.name)
+    t.types(f"cd {folder} && make wheel && make deb")
+    build = t.root.path / f"{folder[1:]}/build"
+    for made in (*build.glob("dist/*.whl"), *build.glob("deb/*.deb")):
+        shutil.copy(made, t.wheels / t.root.suite.name)
 
 
 def told_once(t: Try, folder: str, command: str, user: str) -> str:
@@ -182,15 +184,25 @@ def whole_as_root(t: Try) -> None:
     t.types(f"cd {cloned(t)} && make test", timeout=3600)
 
 
+PIP_INSTALL = "pip install -q --break-system-packages --root-user-action=ignore"
+
+
+def made_before(t: Try, end: str) -> str:
+    """The name of what the kind cuda made, of this suite if it was tried; it lies in the root's /tmp."""
+    made = sorted((t.wheels / t.root.suite.name).glob(f"*.{end}"))
+    made += sorted(t.wheels.glob(f"*/*.{end}"))
+    if not made:
+        raise Cannot(f"no .{end} was made before: the kind cuda makes it")
+    shutil.copy(made[0], t.root.path / "tmp")
+    return made[0].name
+
+
 def wheel(t: Try) -> None:
     """Python, pip and NumPy, and the wheel."""
-    made = sorted((t.wheels / t.root.suite.name).glob("*.whl")) or sorted(t.wheels.glob("*/*.whl"))
-    if not made:
-        raise Cannot("no wheel was made before: the kind cuda makes it")
+    file = made_before(t, "whl")
     t.root.installs("python3", "python3-pip", "python3-numpy")
-    for file in (made[0], *Path(__file__).parent.glob("two_nodes.*")):
-        shutil.copy(file, t.root.path / "tmp")
-    t.types(f"pip install -q --break-system-packages --root-user-action=ignore /tmp/{made[0].name}")
+    shutil.copy(Path(__file__).parent / "two_nodes.sh", t.root.path / "tmp")
+    t.types(f"{PIP_INSTALL} /tmp/{file}")
     readme = (ROOT / "README.md").read_text()
     lines = readme.split("## In ten lines", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
     t.root.write("/tmp/ten_lines.py", lines)
@@ -207,8 +219,54 @@ def wheel(t: Try) -> None:
     t.types("sh /tmp/two_nodes.sh", timeout=120)
 
 
+TAB = """bash -c '. /usr/share/bash-completion/completions/cableway
+COMP_LINE="cableway stat" COMP_POINT=13 COMP_WORDS=(cableway stat) COMP_CWORD=1
+_cableway; echo "${COMPREPLY[*]}"'"""
+RUNS_FROM = "readlink /proc/$(cut -d' ' -f1 /tmp/cableway-*/cablewayd-*.lock)/exe"
+OURS = (
+    "find / -xdev -iname '*cableway*' -not -path '/tmp/*' -not -path '/proc/*' -not -path '/sys/*'"
+)
+
+
+def deb(t: Try) -> None:
+    """The package: installed, used by root and by an ordinary user, beside the wheel, and removed."""
+    package, wheel_name = made_before(t, "deb"), made_before(t, "whl")
+    t.root.installs("gcc", "libc6-dev", "pkg-config", "python3", "python3-pip", "python3-numpy")
+    t.root.adds_user("newcomer")
+    t.check("nothing of ours is there before", t.types(OURS) == "")
+    t.types(f"apt-get install -y -qq --no-install-recommends /tmp/{package} >/dev/null")
+    t.check("and it is after", t.has("/usr/bin/cablewayd") and t.types(OURS) != "")
+    pages = [page.name for page in (ROOT / "docs/man").glob("*.1")]
+    t.check("its pages are there", all(t.has(f"/usr/share/man/man1/{name}.gz") for name in pages))
+    unit = "/usr/lib/systemd/user/cablewayd.service"
+    t.types(f"test -x \"$(sed -n 's/^ExecStart=\\([^ ]*\\).*/\\1/p' {unit})\"")
+    t.check("Tab in bash", t.types(TAB).split() == ["status", "stat"])
+    t.check("zsh's is there", t.has("/usr/share/zsh/vendor-completions/_cableway"))
+    t.root.write("/tmp/linked.c", LINKED)
+    t.types("cd /tmp && gcc -o linked linked.c $(pkg-config --cflags --libs cableway) && ./linked")
+    t.types("cableway doctor && cableway ls && cableway stop --yes", "newcomer")
+
+    # Beside the wheel: a process of Python starts the wheel's broker, and takes a package's that runs.
+    t.types(f"{PIP_INSTALL} /tmp/{wheel_name}")
+    put = "python3 -c 'import cableway as cw; cw.put(\"x\", [1.0, 2.0], keep=True)'"
+    t.types(put)
+    t.check("Python starts the wheel's broker", "/dist-packages/" in t.types(RUNS_FROM))
+    listed = t.types("/usr/bin/cableway ls")
+    t.check("which the package's command serves, too", "<f8" in listed)
+    t.types("/usr/bin/cableway stop --yes")
+    t.types("/usr/bin/cablewayd")
+    t.types(put)
+    t.check("a package's broker serves Python", t.types(RUNS_FROM).strip() == "/usr/bin/cablewayd")
+    t.types("cableway stop --yes && rm -rf /tmp/cableway-*")
+
+    t.types("pip uninstall -q -y --break-system-packages --root-user-action=ignore cableway")
+    t.types("apt-get purge -y -qq cableway >/dev/null")
+    left = t.types(OURS)
+    t.check(f"nothing of ours is left: {left}", left == "")
+
+
 TRIES: dict[str, Callable[[Try], None]] = {
-    "alone": alone, "cuda": cuda, "user": user_without_sudo, "wheel": wheel, "whole": whole, "whole-root": whole_as_root,
+    "alone": alone, "cuda": cuda, "user": user_without_sudo, "wheel": wheel, "deb": deb, "whole": whole, "whole-root": whole_as_root,
 }  # fmt: skip
 
 

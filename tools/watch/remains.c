@@ -1,11 +1,15 @@
 /*
  * What outlives a broker: see remains.h. A client maps its broker's root segment and has no
- * descriptor of it; the broker has one for as long as it lives. So a root that is mapped somewhere,
- * and open nowhere, is that of one that has ended.
+ * descriptor of it; the broker has one for as long as it lives, which it may write through. So a
+ * root that is mapped somewhere, and open for writing nowhere, is that of one that has ended.
+ *
+ * Who only watches, as `cableway top` does, has opened all for reading alone, and keeps it so when
+ * the broker has ended. It counts neither as the broker nor as a client.
  */
 #include "tools/watch/remains.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +21,7 @@
 
 #define INODES_MAX 1024u
 #define ROOT       "/memfd:cw-root "
+#define SESSION    "/memfd:cw-session "
 #define SLAB       "/memfd:cw-slab "
 
 struct inodes {
@@ -41,7 +46,7 @@ static bool add(struct inodes *inodes, uint64_t inode) {
     return true;
 }
 
-/* Adds the roots that a process has open. */
+/* Adds the roots that a process has open for writing, as the permissions of its links tell. */
 static void find_open(struct inodes *roots, const char *pid) {
     char path[64], link[64];
     struct stat status;
@@ -53,7 +58,8 @@ static void find_open(struct inodes *roots, const char *pid) {
         ssize_t length = readlinkat(dirfd(folder), entry->d_name, link, sizeof link - 1);
         link[length > 0 ? length : 0] = 0;
         if (strncmp(link, ROOT, strlen(ROOT)) == 0 &&
-            fstatat(dirfd(folder), entry->d_name, &status, 0) == 0)
+            fstatat(dirfd(folder), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+            status.st_mode & S_IWUSR && fstatat(dirfd(folder), entry->d_name, &status, 0) == 0)
             add(roots, status.st_ino);
     }
     closedir(folder);
@@ -70,28 +76,32 @@ static void read_comm(const char *pid, char *comm, int room) {
     comm[strcspn(comm, "\n")] = 0;
 }
 
-/* True: it maps a root that nobody has open. */
+/* True: it is a client, which writes into a session of its own, and maps a root whose broker has
+ * ended. */
 static bool read_maps(const struct inodes *roots, const char *pid, struct remains_row *out) {
     struct inodes *slabs = calloc(1, sizeof *slabs);
     char path[64], line[512];
-    bool found = false;
+    bool ended = false, client = false;
     CW_ASSERT(slabs);
     snprintf(path, sizeof path, "/proc/%.16s/maps", pid);
     FILE *file = fopen(path, "re");
     while (file && fgets(line, sizeof line, file)) {
         unsigned long long begin, end, inode;
+        char rights[8];
         const char *name = strchr(line, '/');
-        if (!name || sscanf(line, "%llx-%llx %*s %*s %*s %llu", &begin, &end, &inode) != 3)
+        if (!name || sscanf(line, "%llx-%llx %7s %*s %*s %llu", &begin, &end, rights, &inode) != 4)
             continue;
         if (strncmp(name, ROOT, strlen(ROOT)) == 0)
-            found |= !has(roots, inode);
+            ended |= !has(roots, inode);
+        else if (strncmp(name, SESSION, strlen(SESSION)) == 0)
+            client |= rights[1] == 'w';
         else if (strncmp(name, SLAB, strlen(SLAB)) == 0 && add(slabs, inode))
             out->host_bytes += end - begin;
     }
     if (file)
         fclose(file);
     free(slabs);
-    return found;
+    return ended && client;
 }
 
 static bool is_process(const char *name) {

@@ -82,3 +82,23 @@ def test_without_a_broker_or_errors_it_says_so(monkeypatch: pytest.MonkeyPatch, 
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, env=env)  # fmt: skip
     assert done.stdout.endswith("has met no error since it started.\n")
     run("stop", "--yes", "--force")
+
+
+def test_bytes_that_are_refused_are_counted_and_the_whole_sentence_is_told() -> None:
+    x = cw.put("log/x", [1])
+    used = run_json("status")["gauges"]["bytes"]
+    run("limit", "set", "max_bytes", str(used))
+    before = run_json("log")["count"]
+    try:
+        with pytest.raises(cw.LimitExceeded) as told:
+            cw.empty(256 << 20, "u1")
+    finally:
+        run("limit", "set", "max_bytes", "0")
+    (row,) = errors("max_bytes allows")
+    assert row["pid"] == os.getpid()
+    assert row["count"] >= 1
+    assert run_json("log")["count"] > before
+    assert row["error"].endswith(", or CABLEWAY_MAX_BYTES")
+    assert row["error"] in str(told.value)
+    assert row["error"] in run("log").stdout
+    assert x.nbytes == 8

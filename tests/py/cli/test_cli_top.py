@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ import pytest
 from cli_support import COMMAND, NO_BROKER, USAGE, run, run_json, suspend
 from conftest import eventually, running_broker
 from prometheus_client.openmetrics import parser as openmetrics
+from top_terminal import top as screen
 
 import cableway as cw
 
@@ -290,30 +292,44 @@ def test_it_costs_the_broker_nothing_and_works_while_it_is_stopped(broker_folder
     assert x.nbytes == 80
 
 
+HOLDER = """
+import cableway as cw
+x = cw.put("top/x", bytes(1 << 20))
+print("there", flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("watched", [False, True], ids=["", "while another top is open"])
 def test_of_a_broker_that_was_killed_is_seen_who_has_its_memory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    watched: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "d"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("CABLEWAY_DIR", str(folder))
     empty = top(expect=NO_BROKER)
     assert (empty["broker"], empty["clients"], empty["arrays"]) == (None, [], [])
-    text = """
-import cableway as cw
-x = cw.put("top/x", bytes(1 << 20))
-print("there", flush=True)
-input()
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-c", HOLDER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
         assert child.stdout
         assert child.stdout.readline() == "there\n"
         assert not [row for row in empty["memory"] if row["pid"] == child.pid]
+        if watched:  # it has mapped all that the broker had, too, and keeps it
+            other = stack.enter_context(screen(80, 24))
+            other.shows(str(child.pid))
         os.kill(running_broker(folder), signal.SIGKILL)
         assert eventually(lambda: subprocess.run([COMMAND, "top", "--once"], capture_output=True, check=False).returncode == NO_BROKER)  # fmt: skip
-        (row,) = [row for row in top(expect=NO_BROKER)["memory"] if row["pid"] == child.pid]
+        found = top(expect=NO_BROKER)["memory"]
+        (row,) = [row for row in found if row["pid"] == child.pid]
         assert row["total_bytes"] >= 1 << 20
+        assert not watched or not [row for row in found if row["pid"] == other.pid]
         shown = run("top", "--once", expect=NO_BROKER)
         assert "none runs" in shown.stdout
         assert str(child.pid) in shown.stdout

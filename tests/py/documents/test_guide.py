@@ -41,6 +41,7 @@ COMPILED_ONLY = {
 RUN_ELSEWHERE = {
     "README.md: git clone THE-REPOSITORY cableway && cd cableway": "tests/fresh",
     "docs/guide/installing.md: make wheel": "tests/fresh",
+    "docs/guide/installing.md: make deb": "tests/fresh",
     "docs/guide/installing.md: cc prog.c $(pkg-config --cflags --libs cableway)": "it needs `make install`, after which tests/fresh links a program",
     "docs/guide/several-machines.md: cableway keygen --node a": "test_bridge_readme.py",
     "docs/guide/several-machines.md: cableway peers add b 10.213.7.2:7400 --key sha256:BBBB... --read 'shared/*' --write 'inbox/*'": "test_bridge_readme.py",

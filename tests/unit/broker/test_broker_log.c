@@ -228,7 +228,7 @@ static void texts_that_differ_in_numbers_are_one_kind(void **state) {
 
 static void the_kind_met_longest_ago_makes_room_and_is_counted(void **state) {
     (void)state;
-    char text[400];
+    char text[CW_ERROR_TEXT_BYTES + 100];
     memset(&page, 0, sizeof page);
     cwd_errors_at(&page);
     for (unsigned i = 0; i < CW_ERRORS_KEPT + 10; i++) {

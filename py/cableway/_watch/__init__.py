@@ -1,1 +1,1 @@
-"""Parts of cableway.exporter."""
+"""Parts of cableway.exporter and of cableway.status."""

@@ -1,4 +1,4 @@
-"""The `cableway` command that lies in the package, as the exporter runs it."""
+"""The `cableway` command that lies in the package, as `cableway.status` and the exporter run it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `cableway top --json` tells, as the page shows it: sums by device, and long lists cut."""
+"""What `cableway top --json` tells, as the page and `cableway.status` show it: sums by device, and long lists cut."""
 
 from __future__ import annotations
 

@@ -36,10 +36,11 @@ LDFLAGS += -pthread $(SANITIZE)
 # calls finds CABLEWAY_SET_UP and leaves it out; so does a dry run.
 GOALS      := $(or $(MAKECMDGOALS),all)
 FOR_LINT   := lint
+FOR_MORE   := test-more
 FOR_TESTS  := test test-% faults faults-programs fuzz fuzzers soak asan tsan sanitized sanitize-% bench bench-% $(BUILD)/tests/% $(BUILD)/tools/bench/% \
               $(BUILD)/venv%/deps-test.stamp $(BUILD)/venv%/deps-bench%
 NO_SET_UP  := help clean print-% test-fresh
-SET_UP     := $(or $(if $(filter $(FOR_LINT),$(GOALS)),lint),$(if $(filter $(FOR_TESTS),$(filter-out $(NO_SET_UP),$(GOALS))),test),$(if $(filter wheel deb,$(GOALS)),wheel),build)
+SET_UP     := $(or $(if $(filter $(FOR_LINT),$(GOALS)),lint),$(if $(filter $(FOR_MORE),$(GOALS)),more),$(if $(filter $(FOR_TESTS),$(filter-out $(NO_SET_UP),$(GOALS))),test),$(if $(filter wheel deb,$(GOALS)),wheel),build)
 ifeq ($(filter-out $(NO_SET_UP),$(GOALS)),)
 else ifneq ($(findstring n,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),)
 else ifndef CABLEWAY_SET_UP

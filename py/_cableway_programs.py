@@ -33,7 +33,9 @@ def _become(name: str) -> NoReturn:
 
 
 def cableway() -> NoReturn:
-    """The `cableway` command."""
+    """The `cableway` command. A part of it is written in Python: it must find the one that it is installed for."""
+    if sys.argv[1:2] == ["exporter"]:
+        os.environ.setdefault("CABLEWAY_PYTHON", sys.executable)
     _become("cableway")
 
 

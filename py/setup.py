@@ -79,7 +79,7 @@ setup(
         (f"share/man/man{section}", [os.path.relpath(page, ROOT / "py") for page in pages])
         for section, pages in manual().items()
     ],
-    package_data={"cableway": ["py.typed", "*.pyi"]},
+    package_data={"cableway": ["py.typed", "*.pyi"], "cableway._watch": ["*.html"]},
     cffi_modules=["cableway_build.py:ffibuilder"],
     ext_modules=[
         Extension(

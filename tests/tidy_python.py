@@ -22,12 +22,14 @@ MAY_IMPORT = {
     "_pool/launch": {"_core", "_pool/devices"},
     "_pool/worker": {"_core", "_transport", "_pool", "_pool/devices", "_pool/launch", "group"}
     | ARRAYS,
-    "_pool": {"_core", "_transport", "_pool/devices", "_pool/launch", "_pool/worker"} | ARRAYS,
+    "_pool": {"_core", "_watch", "_transport", "_pool/devices", "_pool/launch", "_pool/worker"}
+    | ARRAYS,
     "_executor": {"_transport", "_pool", "errors"},
     "_joblib": {"_core", "_transport", "_pool", "_executor"} | ARRAYS,
     "_queue": {"_core", "_transport"} | ARRAYS,
     "_group": {"_core", "_cuda"} | ARRAYS,
     "_dask": {"_core"} | ARRAYS,
+    "_watch": {"_core"} | ARRAYS,
 }
 COMPILED = {"_cableway", "_dispatch", "_dlpack"}
 

@@ -115,6 +115,7 @@ int cmd_leaks(const struct cli *cli);
 int cmd_limit(const struct cli *cli);
 int cmd_log(const struct cli *cli);
 int cmd_completion(const struct cli *cli);
+int cmd_exporter(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with

@@ -31,6 +31,9 @@ static const struct cli_command commands[] = {
      "If none\n"
      "runs, the one figure is cableway_up 0, and the exit code 0.\n",
      0, 0, 0, cmd_metrics},
+    {"exporter", "[--listen ADDRESS:PORT] [--all-users]",
+     "Serve these figures and a live page by HTTP, on 127.0.0.1.", NULL, CLI_RAW_ARGUMENTS, 0, -1,
+     cmd_exporter},
     {"leaks", "", "Find memory that perhaps nobody needs, and say what to do about it.",
      "Arrays that nobody has open, handles that nobody opened, memory that idle processes keep,\n"
      "earlier versions of trees that are still open, and memory whose maker has ended.\n",
@@ -153,7 +156,7 @@ static void print_help(void) {
         "                      /tmp/cableway-UID)\n"
         "  CABLEWAY_NAMESPACE  the namespace\n"
         "  CABLEWAY_BROKER     the cablewayd to start\n"
-        "  CABLEWAY_PYTHON     the python that `cableway run` takes for a .py file\n",
+        "  CABLEWAY_PYTHON     the python for .py files of `cableway run`, and for `exporter`\n",
         CLI_OK, CLI_FAILED, CLI_USAGE, CLI_NO_BROKER, CLI_NO_NAME, CLI_TIMEOUT, CLI_NAME_TAKEN,
         CLI_LIMIT, CLI_DIFFERS);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Sees to it that this machine has what a part of the build needs: setup.sh build|wheel|test|lint|fresh.
+# Sees to it that this machine has what a part of the build needs: setup.sh build|wheel|test|more|lint|fresh.
 # Says what it will install and installs it through apt when it may (root, or sudo without a password); else says in one line
 # what to install, all that this part will ever ask for. Each requirement is a package and a probe; a probe that succeeds is
 # enough, whoever installed it.
@@ -88,6 +88,12 @@ check_test() {
     fuzzer || need_fuzzer
     suite || want_suite
 }
+# A browser for the exporter's page. Where there is none, its tests are skipped: Ubuntu has it as a snap alone.
+browser() { for program in chromium-headless-shell chromium chromium-browser google-chrome chrome; do if command_ "$program"; then return 0; fi; done; return 1; }
+check_more() {
+    check_test
+    if known chromium-headless-shell; then want chromium-headless-shell browser; fi
+}
 # What builds the roots of `make test-fresh`.
 check_fresh() {
     need debootstrap command_ debootstrap
@@ -148,6 +154,9 @@ fi
 if [ -n "$bridge" ]; then
     echo "cableway: not here:$bridge; cableway-bridge will be left out, and no other node can be reached" >&2
 fi
-if [ "$part" = test ] && ! suite; then
+if [ "$part" = more ] && ! browser; then
+    echo "cableway: no browser is here (Debian's chromium-headless-shell), so the tests of the exporter's page will be skipped" >&2
+fi
+if { [ "$part" = test ] || [ "$part" = more ]; } && ! suite; then
     echo "cableway: CPython's own tests are not here ($suite_package has them), so those for Pool, Executor and Queue will be skipped" >&2
 fi

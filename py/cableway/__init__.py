@@ -48,6 +48,7 @@ from cableway.transfers import In, InOut, Out
 from cableway.tree import Tree
 
 if TYPE_CHECKING:
+    from cableway._watch.status import Status, status
     from cableway.executor import Executor
     from cableway.group import Group
     from cableway.pool import Pool
@@ -78,6 +79,7 @@ __all__ = [
     "RemoteError",
     "SimpleQueue",
     "Stale",
+    "Status",
     "TaskTimeout",
     "Timeout",
     "Tree",
@@ -97,6 +99,7 @@ __all__ = [
     "names",
     "put",
     "remove",
+    "status",
     "to_handle",
     "wait",
     "work",
@@ -105,7 +108,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-# Imported when first used: they need multiprocessing.
+# Imported when first used: they need multiprocessing or subprocess.
 _LATER = {
     "Executor": "cableway.executor",
     "Group": "cableway.group",
@@ -113,6 +116,8 @@ _LATER = {
     "Pool": "cableway.pool",
     "Queue": "cableway.queue",
     "SimpleQueue": "cableway.queue",
+    "Status": "cableway._watch.status",
+    "status": "cableway._watch.status",
 }
 
 # Modules that nothing imports by itself, since each needs another package or is named like one.

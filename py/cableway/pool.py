@@ -126,6 +126,7 @@ class Pool(_Standard):
     """
 
     _engine: Engine  # absent where it could not begin
+    _repr_html_ = pool_stats.html_of  # for notebooks
 
     def __init__(
         self,
@@ -227,10 +228,9 @@ class Pool(_Standard):
             func: called with one item.
             iterable: read to its end before the first task begins.
             chunksize: items that a worker takes at a time. None: 1 with devices; else a quarter of an even share of the items,
-                or less if that is quicker (never less with maxtasksperchild). Below 1 raises ValueError (the standard library
-                then calls nothing and returns a list of None).
-            progress: True shows the progress (by tqdm, if it is installed); or a callable like tqdm's, which is called with
-                total=len(iterable) and returns an object with update(n) and close().
+                or less if that is quicker (never less with maxtasksperchild). Below 1 raises ValueError, not so in the standard library.
+            progress: True shows the progress (by tqdm, if it is installed; in a notebook in any case); or a callable like tqdm's,
+                which is called with total=len(iterable) and returns an object with update(n) and close().
 
         >>> import cableway as cw
         >>> with cw.Pool(2) as pool:

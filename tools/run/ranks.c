@@ -17,6 +17,7 @@
 #include "shm/base/fd.h"
 #include "tools/cli.h"
 #include "tools/run/job.h"
+#include "tools/run/python.h"
 #include "tools/run/tags.h"
 
 struct start { /* of one rank */
@@ -48,24 +49,12 @@ static int set_streams(const struct start *start) {
     return 0;
 }
 
-/* A .py file is run by $CABLEWAY_PYTHON, else the first python of PATH. */
-static void run_program(char **words) {
-    const char *chosen = secure_getenv("CABLEWAY_PYTHON");
-    if (strcmp(words[0], "") != 0) {
-        execvp(words[0], words);
-        return;
-    }
-    if (chosen && *chosen) {
-        words[0] = (char *)(uintptr_t)chosen;
-        execvp(words[0], words);
-        return;
-    }
-    static char python3[] = "python3", python[] = "python";
-    words[0] = python3;
+/* Returns errno. */
+static int run_program(char **words) {
+    if (strcmp(words[0], "") == 0) /* a .py file follows */
+        return python_become(words);
     execvp(words[0], words);
-    words[0] = python;
-    if (errno == ENOENT)
-        execvp(words[0], words);
+    return errno;
 }
 
 static _Noreturn void become(const struct job *job, const struct start *start) {
@@ -77,9 +66,7 @@ static _Noreturn void become(const struct job *job, const struct start *start) {
     setenv("CABLEWAY_GROUP", job->group, 1);
     set_number("CABLEWAY_RANK", start->rank);
     set_number("CABLEWAY_SIZE", job->size);
-    if (set_streams(start) == 0)
-        run_program(start->words);
-    int error = errno;
+    int error = set_streams(start) == 0 ? run_program(start->words) : errno;
     if (write(start->refusal, &error, sizeof error) < 0) {
         /* the keeper is gone, and so are we */
     }
@@ -102,18 +89,11 @@ static char **words_of(const struct job *job) {
 }
 
 static int not_run(const struct start *start, int error) {
-    const char *chosen = secure_getenv("CABLEWAY_PYTHON");
     bool is_python = strcmp(start->words[0], "") == 0;
     bool lacks = error == EMFILE || error == ENFILE || error == ENOMEM || error == EAGAIN;
     int code = lacks ? CLI_LIMIT : error == ENOENT ? 127 : 126; /* the latter as shells do */
-    if (is_python && chosen && *chosen)
-        return cli_error(code, "CABLEWAY_PYTHON names %s, which cannot be run: %s", chosen,
-                         strerror(error));
     if (is_python)
-        return cli_error(code,
-                         "%s needs a python, and no python3 or python of PATH can be run: %s; set "
-                         "CABLEWAY_PYTHON to its path",
-                         start->words[1], strerror(error));
+        return python_refused(code, start->words[1], error);
     return cli_error(code, "%s cannot be run: %s", start->words[0], strerror(error));
 }
 

@@ -1,14 +1,17 @@
 """Shows the progress of a map: by tqdm, by an object like it, or by plain lines.
 
-`progress=True` uses tqdm.auto if tqdm is installed (a bar in terminals, a widget in notebooks) and somebody can see it. In a log, or
-without tqdm, a line is printed now and then.
+`progress=True` uses tqdm.auto if tqdm is installed and somebody can see it: a bar in terminals, in notebooks a widget if ipywidgets is
+installed, too. A notebook without these has a bar of ours. In a log, or in a terminal without tqdm, a line is printed now and then.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from typing import Any
+
+from cableway._pool import notebook_progress
 
 __all__ = ["Progress"]
 
@@ -59,7 +62,13 @@ def _in_notebook() -> bool:
     return "ipykernel" in sys.modules
 
 
+def _has_widgets() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("tqdm", "ipywidgets"))
+
+
 def _default(total: int | None) -> Any:
+    if _in_notebook() and notebook_progress.in_kernel() and not _has_widgets():
+        return notebook_progress.NotebookBar(total)
     if _in_notebook() or (sys.stderr is not None and sys.stderr.isatty()):
         try:
             from tqdm.auto import tqdm

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+from cableway._watch import html
 
 if TYPE_CHECKING:
     from cableway._pool.devices.devices import Devices
 
-__all__ = ["summary", "table"]
+__all__ = ["html_of", "html_table", "summary", "table"]
 
 _SUMS = ("tasks", "chunks", "seconds", "bytes_in", "bytes_out")
 
@@ -51,6 +54,44 @@ def table(workers: list[dict[str, Any]]) -> str:
     lines.extend(_line("on", name, sums) for name, sums in found.get("devices", {}).items())
     lines.append(_line("all", "", found))
     return "\n".join(lines)
+
+
+def html_of(pool: Any) -> str:
+    """What a notebook shows of a Pool."""
+    engine = pool._engine
+    title = f"cableway.Pool, {engine.processes} workers, {engine.state}"
+    # Of a fork's copy the figures are the parent's.
+    return html_table(title, engine.figures() if engine.pid == os.getpid() else [])
+
+
+def html_table(title: str, workers: list[dict[str, Any]], rows: int = 16) -> str:
+    """The same for a notebook, with at most so many workers."""
+    found = _sums(workers)
+    most = max([1e-9, *(worker["seconds"] for worker in workers)])
+    has_device = any("device" in worker for worker in workers)
+    lines: list[list[Any]] = [
+        [worker["worker"], worker["pid"] or html.text(None), worker["tasks"], html.text(f"{worker['seconds']:.1f} s"),
+         html.bar([(worker["seconds"] / most, "#2f6fb0")], 80), *_sizes(worker),
+         *([worker.get("device")] if has_device else [])]
+        for worker in workers[:rows]
+    ]  # fmt: skip
+    said = f"{title}: {found['tasks']} tasks done in {found['seconds']:.1f} s of its workers, "
+    said += f"{html.size(found['bytes_in'])} in, {html.size(found['bytes_out'])} out"
+    headings = [
+        "WORKER",
+        "PID",
+        "TASKS",
+        "BUSY",
+        "",
+        "IN",
+        "OUT",
+        *(["DEVICE"] if has_device else []),
+    ]
+    return html.join([html.Markup("<div>"), said, html.Markup("</div>"), html.table(headings, lines, len(workers))])  # fmt: skip
+
+
+def _sizes(figures: dict[str, Any]) -> list[html.Markup]:
+    return [html.text(html.size(figures[name])) for name in ("bytes_in", "bytes_out")]
 
 
 def _line(name: str, pid: str, figures: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ def test_every_public_name_has_an_example():
         "names",
         "put",
         "remove",
+        "status",
         "wait",
         "zeros",
     ):

@@ -24,6 +24,7 @@ COMMANDS = {
     "wheel": "wheel",
     "lint": "lint",
     "test": "test",
+    "test-more": "more",
     "test-c": "test",
     "soak": "test",
 }

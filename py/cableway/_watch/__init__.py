@@ -1,0 +1,1 @@
+"""Parts of cableway.exporter and of cableway.status."""

@@ -49,6 +49,8 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_OLDER = 262144,
                   CLI_ONCE = 524288,
                   CLI_DELAY = 1048576,
+                  CLI_SECONDS = 2097152,
+                  CLI_OUTPUT = 4194304,
 };
 
 #define CLI_DEVICES_MAX    64
@@ -66,6 +68,8 @@ struct cli {                              /* a parsed command line */
     int64_t grace_ns;
     int64_t older_ns;
     int64_t delay_ns;
+    int64_t seconds_ns;
+    const char *output; /* a file; NULL: not given */
     int count;
     char **arguments;
 };
@@ -102,6 +106,7 @@ int cmd_metrics(const struct cli *cli);
 int cmd_leaks(const struct cli *cli);
 int cmd_limit(const struct cli *cli);
 int cmd_log(const struct cli *cli);
+int cmd_trace(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with

@@ -19,6 +19,7 @@
 #include "ipc/cableway.h"
 #include "ipc/wire.h"
 #include "shm/base/error.h"
+#include "shm/base/trace.h"
 
 #define IDLE_EXIT_DETACHED_NS 60000000000
 #define IDLE_EXIT_MOST_S      (10 * 366 * 86400)
@@ -178,6 +179,7 @@ int main(int argc, char **argv) {
     int exit_code, verdict_fd = -1;
     if (!parse_arguments(argc, argv, &options, &exit_code))
         return exit_code;
+    cw_trace_off();          /* it only answers others, who have traces of their own */
     mallopt(M_ARENA_MAX, 1); /* one thread allocates: arenas for more would only take memory */
     if (!options.foreground) {
         options.place = absolute(options.place);

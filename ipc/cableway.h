@@ -1528,6 +1528,9 @@ int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in, 
 void cw_worker_fail(cw_worker *worker);
 /* Counts calls of the caller's functions, of which a task may hold many. The thread that takes. */
 void cw_worker_called(cw_worker *worker, uint64_t calls);
+/* Notes how the function is called of which tasks have this number, in UTF-8, for `cableway trace`.
+ * Of a name longer than 56 bytes the end is kept. Any thread. Never blocks. */
+void cw_worker_name_function(cw_worker *worker, uint64_t function, const char *name);
 /*
  * The next answer needs the worker to stay: memory goes with it that this process alone keeps until
  * the parent has opened it. The parent ends that by cw_pool_release(), once for each such answer.

@@ -37,6 +37,7 @@
 #include "ipc/request/start.h"
 #include "shm/base/fd.h"
 #include "shm/base/pidfd.h"
+#include "shm/base/trace.h"
 
 #define CW_CHECK_INTERVAL_NS 250000000 /* how old the knowledge may be that the broker lives */
 
@@ -453,8 +454,10 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
         connect_pause(); /* it was about to end: the next one is asked */
     }
     close(folder_fd);
-    if (code == 0)
+    if (code == 0) {
         cw_fork_register(*out);
+        cw_trace_broker(address.socket_path);
+    }
     return code;
 }
 

@@ -38,6 +38,8 @@ static const struct cli_option_row option_rows[] = {
      "only what is older, or has been idle for longer (default: 60)"},
     {"once", CLI_ONCE, NULL, "print everything once, as text"},
     {"delay", CLI_DELAY, "SECONDS", "between two looks, also -d SECONDS (default: 1)"},
+    {"seconds", CLI_SECONDS, "SECONDS", "only the last so many (default: all that is there)"},
+    {"output", CLI_OUTPUT, "FILE", "write to this file (default: standard output)"},
     {"grace", CLI_GRACE, "SECONDS", "between SIGTERM and SIGKILL (default: 5)"},
 };
 #define OPTION_ROWS (sizeof option_rows / sizeof *option_rows)
@@ -125,6 +127,10 @@ static int take_option(const struct cli_option_row *row, const char *value, stru
         return cli_error(CLI_USAGE, "--timeout takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_GRACE && !parse_seconds(value, &out->grace_ns))
         return cli_error(CLI_USAGE, "--grace takes a number of seconds, not '%s'", value);
+    if (row->bit == CLI_OUTPUT)
+        out->output = value;
+    if (row->bit == CLI_SECONDS && !parse_seconds(value, &out->seconds_ns))
+        return cli_error(CLI_USAGE, "--seconds takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_OLDER && !parse_seconds(value, &out->older_ns))
         return cli_error(CLI_USAGE, "--older takes a number of seconds, not '%s'", value);
     if (row->bit == CLI_DELAY &&

@@ -50,6 +50,8 @@ enum cli_option { /* which options a subcommand takes; --help goes without sayin
                   CLI_ONCE = 524288,
                   CLI_DELAY = 1048576,
                   CLI_FIRST_ENDS = 2097152, /* the first argument ends the options */
+                  CLI_SECONDS = 4194304,
+                  CLI_OUTPUT = 8388608,
 };
 
 #define CLI_DEVICES_MAX    64
@@ -67,6 +69,8 @@ struct cli {                              /* a parsed command line */
     int64_t grace_ns;
     int64_t older_ns;
     int64_t delay_ns;
+    int64_t seconds_ns;
+    const char *output; /* a file; NULL: not given */
     int count;
     char **arguments;
 };
@@ -116,6 +120,7 @@ int cmd_limit(const struct cli *cli);
 int cmd_log(const struct cli *cli);
 int cmd_completion(const struct cli *cli);
 int cmd_exporter(const struct cli *cli);
+int cmd_trace(const struct cli *cli);
 
 /*
  * Parses arguments (argv[0] is the subcommand's name). Returns -1 and *out, or the exit code with

@@ -51,6 +51,14 @@ static const struct cli_command commands[] = {
      "hangs, and\n"
      "where its log left lines out.\n",
      CLI_JSON, 0, 0, cmd_log},
+    {"trace", "", "Write the last events of all processes as a file for Perfetto.",
+     "Puts, first gets, waits, copies, tasks and wake-ups, by process and thread: open the JSON "
+     "at\n"
+     "https://ui.perfetto.dev. What is under way is there, too. Reads the processes' own memory "
+     "and "
+     "asks\n"
+     "nobody: works also when the broker is stopped or has died.\n",
+     CLI_SECONDS | CLI_OUTPUT, 0, 0, cmd_trace},
     {"ls", "[PREFIX]", "List names: device, shape, dtype, size, owner, holders, age.", NULL,
      CLI_JSON | CLI_NAMESPACE | CLI_ALL | CLI_OLD, 0, 1, cmd_ls},
     {"stat", "NAME", "Show all that is known about one name.",

@@ -120,9 +120,13 @@ static int copy_unordered(const struct job *job) {
 }
 
 static int run(const struct job *job, void *stream) {
-    if (stream)
-        return copy_on(job, stream, false);
-    return job->size_bytes && is_ordered(job) ? copy_and_wait(job) : copy_unordered(job);
+    struct cw_trace_span span;
+    cw_copy_span(&span, job->to.gpu, job->from.gpu, job->size_bytes, stream);
+    int code = stream                               ? copy_on(job, stream, false)
+               : job->size_bytes && is_ordered(job) ? copy_and_wait(job)
+                                                    : copy_unordered(job);
+    cw_trace_leave(&span, code < 0);
+    return code;
 }
 
 static int copy_arrays(cw_array *target, uint64_t target_bytes, cw_array *source,

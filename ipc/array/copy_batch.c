@@ -319,11 +319,20 @@ static int run_on_host(const struct batch *b) {
     return code;
 }
 
-static int copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
+/* All of a batch is one copy in the trace, of the first pair's route. */
+static void enter_span(struct cw_trace_span *span, const cw_pair *pairs, uint64_t count,
+                       void *stream) {
+    const struct cw_copy_end to = cw_copy_end_of(pairs[0].target, 0),
+                             from = cw_copy_end_of(pairs[0].source, 0);
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < count; i++)
+        bytes += pairs[i].size_bytes;
+    cw_copy_span(span, to.gpu, from.gpu, bytes, stream);
+}
+
+static int copy_checked(const cw_pair *pairs, uint64_t count, void *stream) {
     struct batch b = {.pairs = pairs, .count = count};
-    int code = check(pairs, count);
-    if (code == 0)
-        code = choose_stream(&b, stream);
+    int code = choose_stream(&b, stream);
     if (code)
         return code;
     if (!b.gpu)
@@ -340,6 +349,17 @@ static int copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
     if (b.ours && code == 0)
         code = cw_stream_wait(b.gpu->ordinal, b.stream, 0);
     return cw_context_failure_serve(code);
+}
+
+static int copy_many(const cw_pair *pairs, uint64_t count, void *stream) {
+    struct cw_trace_span span;
+    int code = check(pairs, count);
+    if (code)
+        return code;
+    enter_span(&span, pairs, count, stream);
+    code = copy_checked(pairs, count, stream);
+    cw_trace_leave(&span, code < 0);
+    return code;
 }
 
 /* Ends the pins of both ends of so many pairs. */

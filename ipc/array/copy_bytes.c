@@ -31,6 +31,24 @@ struct cw_copy_end cw_copy_end_of(cw_array *array, uint64_t offset_bytes) {
                                 .offset_bytes = offset_bytes};
 }
 
+void cw_copy_span(struct cw_trace_span *span, int to, int from, uint64_t size_bytes, void *stream) {
+    bool inside = cw_trace_top && cw_trace_top->kind == CW_TRACE_COPY;
+    *span = (struct cw_trace_span){.kind = inside ? CW_TRACE_NONE : CW_TRACE_COPY,
+                                   .flags = stream ? CW_TRACE_SUBMITTED : 0,
+                                   .number = (uint32_t)from | (uint64_t)(uint32_t)to << 32,
+                                   .bytes = size_bytes};
+    cw_trace_enter(span);
+    if (!inside && size_bytes && (to >= 0 || from >= 0 || size_bytes >= CW_COPY_TRACED_BYTES))
+        cw_trace_begin(cw_now_ns());
+}
+
+/* What the copy that is under way turned out to be. */
+static void note(enum cw_trace_flag flag) {
+    for (struct cw_trace_span *span = cw_trace_top; span; span = span->outer)
+        if (span->kind == CW_TRACE_COPY)
+            span->flags |= (uint8_t)flag;
+}
+
 /* X1: figures; each process adds its own. */
 void cw_copy_count(cw_client *client, enum cw_route route, uint64_t size_bytes) {
     CW_ADD(X1, &client->shared->routes[route], size_bytes, relaxed);
@@ -128,6 +146,7 @@ static int copy_staged(cw_client *client, const struct cw_copy_end *target,
                        const struct cw_copy_end *source, uint64_t size_bytes, void *stream) {
     struct cw_gpu *from, *to;
     struct copy_stream on = {.ours = true};
+    note(CW_TRACE_STAGED);
     int code = cw_gpu_get(source->gpu, &from);
     if (code == 0)
         code = cw_gpu_get(target->gpu, &to);
@@ -149,6 +168,7 @@ static int copy_staged(cw_client *client, const struct cw_copy_end *target,
 static int copy_by_mover(const struct cw_copy_end *target, const struct cw_copy_end *source,
                          uint64_t size_bytes, void *stream) {
     struct copy_stream on;
+    note(CW_TRACE_BY_MOVER);
     int code = enter_stream(source->gpu, stream, &on);
     if (code)
         return code;
@@ -196,9 +216,9 @@ static int copy_gpus(cw_client *client, const struct cw_copy_end *target,
     return code;
 }
 
-int cw_copy_bytes(cw_client *client, const struct cw_copy_end *target,
-                  const struct cw_copy_end *source, uint64_t size_bytes, void *stream,
-                  bool in_mover) {
+static int copy_bytes(cw_client *client, const struct cw_copy_end *target,
+                      const struct cw_copy_end *source, uint64_t size_bytes, void *stream,
+                      bool in_mover) {
     if (size_bytes == 0)
         return 0;
     if (target->gpu < 0 && source->gpu < 0) {
@@ -208,6 +228,16 @@ int cw_copy_bytes(cw_client *client, const struct cw_copy_end *target,
     return target->gpu < 0 || source->gpu < 0
                ? copy_host_gpu(client, target, source, size_bytes, stream)
                : copy_gpus(client, target, source, size_bytes, stream, in_mover);
+}
+
+int cw_copy_bytes(cw_client *client, const struct cw_copy_end *target,
+                  const struct cw_copy_end *source, uint64_t size_bytes, void *stream,
+                  bool in_mover) {
+    struct cw_trace_span span;
+    cw_copy_span(&span, target->gpu, source->gpu, size_bytes, stream);
+    int code = copy_bytes(client, target, source, size_bytes, stream, in_mover);
+    cw_trace_leave(&span, code < 0);
+    return code;
 }
 
 int cw_copy_one(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "ipc/cableway.h"
+#include "shm/base/trace.h"
 #include "shm/session/session.h"
 
 struct cw_mapping;
@@ -48,6 +49,10 @@ int cw_copy_bytes(cw_client *client, const struct cw_copy_end *target,
 /* The same from array to array. */
 int cw_copy_one(cw_array *target, uint64_t target_bytes, cw_array *source, uint64_t source_bytes,
                 uint64_t size_bytes, void *stream);
+/* Enters the span of a copy between memory of these GPUs (-1: host memory), unless the thread is in
+ * one already. Copies on the host count from CW_COPY_TRACED_BYTES on. Then cw_trace_leave(). */
+#define CW_COPY_TRACED_BYTES (256u << 10)
+void cw_copy_span(struct cw_trace_span *span, int to, int from, uint64_t size_bytes, void *stream);
 /* Adds to the figures of a route. */
 void cw_copy_count(cw_client *client, enum cw_route route, uint64_t size_bytes);
 

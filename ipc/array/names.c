@@ -94,11 +94,14 @@ static int get(cw_client *client, const char *name, uint32_t flags, int64_t time
     int code = cw_name_key_make(client, name, &key);
     if (code)
         return code;
-    if (cw_remote_name(name)) {
-        code = cw_remote_get(client, &key, flags, timeout_ns, out);
+    struct cw_trace_span span;
+    bool remote = cw_remote_name(name);
+    cw_name_span(&span, CW_TRACE_GET, &key, 0);
+    code = remote ? cw_remote_get(client, &key, flags, timeout_ns, out)
+                  : cw_name_key_get(client, &key, flags, &found, out);
+    cw_trace_leave(&span, code < 0);
+    if (remote)
         return code == -ELOOP ? get(client, cw_remote_local(name), flags, timeout_ns, out) : code;
-    }
-    code = cw_name_key_get(client, &key, flags, &found, out);
     return code == -ENOENT ? cw_no_such_name(client, name) : code;
 }
 
@@ -243,7 +246,10 @@ int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t fla
     cw_client *client = array->client;
     struct iovec parts[] = {
         {&put, sizeof put}, {(void *)(uintptr_t)key->text, key->length}, {meta, put.meta_bytes}};
+    struct cw_trace_span span;
+    cw_name_span(&span, CW_TRACE_REQUEST, key, put.size_bytes);
     code = cw_channel_call(client, CW_OP_PUT, parts, 3, NULL, NULL, CW_CALL_DEED, -1);
+    cw_trace_leave(&span, code < 0);
     if (code == 0)
         cw_name_key_replaced(client);
     return code;
@@ -348,7 +354,11 @@ static int key_call(cw_client *client, uint16_t op, const struct cw_name_key *ke
                     enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_key body = {.key_bytes = key->length};
     struct iovec parts[] = {{&body, sizeof body}, {(void *)(uintptr_t)key->text, key->length}};
-    return cw_channel_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
+    struct cw_trace_span span;
+    cw_name_span(&span, CW_TRACE_REQUEST, key, 0);
+    int code = cw_channel_call(client, op, parts, 2, NULL, NULL, mode, timeout_ns);
+    cw_trace_leave(&span, code < 0);
+    return code;
 }
 
 static int await_name(cw_client *client, const char *name, int64_t timeout_ns) {

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "ipc/order/context_failure.h"
+#include "shm/base/trace.h"
 
 /* A nap is a quarter of the time that has passed, so that nobody waits much longer than the work
  * takes. */
@@ -212,6 +213,7 @@ int cw_deadline_nap(cw_client *client, struct cw_deadline *deadline, const char 
     cw_context_failure_look(); /* what we wait for may be our own, and lost */
     int64_t nap_ns = (now_ns - deadline->spin_end_ns + SPIN_NS) / NAP_SHARE;
     struct timespec nap = {.tv_nsec = nap_ns < NAP_LONGEST_NS ? nap_ns : NAP_LONGEST_NS};
+    cw_trace_sleeps();
     if (nanosleep(&nap, NULL) < 0)
         return cw_fail(-EINTR, "a signal came while waiting for %s", what);
     return 0;
@@ -223,7 +225,7 @@ int cw_stamp_wait(cw_client *client, cw_stamp stamp, int64_t timeout_ns) {
     return cw_stamp_await(client, stamp, &deadline);
 }
 
-int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadline) {
+static int await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadline) {
     for (;;) {
         int state = cw_stamp_poll(client, stamp);
         if (state > 0)
@@ -234,6 +236,14 @@ int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadli
         if (code)
             return code;
     }
+}
+
+int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadline) {
+    struct cw_trace_span span = {.kind = CW_TRACE_FENCE};
+    cw_trace_enter(&span);
+    int code = await(client, stamp, deadline);
+    cw_trace_leave(&span, code < 0);
+    return code;
 }
 
 /* ---- the heap's question ---- */

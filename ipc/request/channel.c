@@ -24,6 +24,7 @@
 #include "ipc/request/channel.h"
 #include "ipc/request/deferred.h"
 #include "ipc/request/socket.h"
+#include "shm/base/trace.h"
 
 enum cw_call_word {
     CALL_WAITS = 0,
@@ -270,6 +271,7 @@ int cw_channel_offer(cw_client *client, uint16_t op, const void *body, uint32_t 
 
 /* How a wait ended: 0 (look again), -EINTR, -ETIMEDOUT. */
 static int wait_as_follower(struct cw_call *call, int64_t left_ns) {
+    cw_trace_sleeps();
     struct timespec limit = {.tv_sec = CW_FAR_S}; /* without a limit SA_RESTART would restart it */
     if (left_ns >= 0)
         limit = (struct timespec){.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
@@ -291,6 +293,7 @@ static int wait_as_receiver(cw_client *client, struct cw_call *call, int64_t lef
     struct pollfd pollers[2] = {{.fd = client->bell, .events = POLLIN},
                                 {.fd = client->sock, .events = POLLRDHUP}};
     struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
+    cw_trace_sleeps();
     int count = ppoll(pollers, 2, left_ns < 0 ? NULL : &limit, NULL);
     int code = count < 0 ? -errno : count == 0 ? -ETIMEDOUT : 0;
     pthread_mutex_lock(&client->channel_lock);
@@ -399,9 +402,8 @@ static int call_cancel(cw_client *client, struct cw_call *call, enum cw_call_mod
     return cw_fail(code, "%s", sentence);
 }
 
-int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
-                    void *reply, uint32_t *reply_bytes, enum cw_call_mode mode,
-                    int64_t timeout_ns) {
+static int ask(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+               void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_call call = {.reply = reply, .reply_room = reply_bytes ? *reply_bytes : 0};
     struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
     int64_t until_ns = cw_end_ns(wait.begun_ns, timeout_ns);
@@ -410,6 +412,7 @@ int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, u
         return code;
     if (is_short(mode) && cw_socket_limited_ns() < until_ns)
         until_ns = cw_socket_limited_ns();
+    cw_trace_begin(wait.begun_ns);
     pthread_mutex_lock(&client->channel_lock);
     call.id = ++client->channel.next_id;
     code = write_request(client, op, call.id, parts, count, mode, &wait, until_ns);
@@ -432,6 +435,16 @@ int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, u
     if (reply_bytes)
         *reply_bytes = call.reply_bytes;
     return 0;
+}
+
+int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, uint32_t count,
+                    void *reply, uint32_t *reply_bytes, enum cw_call_mode mode,
+                    int64_t timeout_ns) {
+    struct cw_trace_span span;
+    cw_trace_enter_request(&span, op);
+    int code = ask(client, op, parts, count, reply, reply_bytes, mode, timeout_ns);
+    cw_trace_leave(&span, code < 0);
+    return code;
 }
 
 /* ---- one thread alone, which never waits ---- */

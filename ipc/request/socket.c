@@ -15,6 +15,7 @@
 #include "ipc/client.h"
 #include "ipc/request/channel.h"
 #include "ipc/request/socket.h"
+#include "shm/base/trace.h"
 #include "shm/base/fd.h"
 
 void cw_fds_close(struct cw_fds *fds) {
@@ -78,6 +79,7 @@ bool cw_interruptible_nap(struct cw_interruptible *wait) {
                    : wait->nap_ns < CW_NAP_NS_MOST ? 2 * wait->nap_ns
                                                    : CW_NAP_NS_MOST;
     struct timespec nap = {.tv_nsec = wait->nap_ns};
+    cw_trace_sleeps();
     return nanosleep(&nap, NULL) < 0;
 }
 
@@ -112,6 +114,7 @@ static int poll_ms(const cw_client *client, const struct cw_interruptible *wait)
 static int wait_ready(cw_client *client, short events, struct cw_interruptible *wait) {
     for (;;) {
         struct pollfd poller = {.fd = client->sock, .events = events};
+        cw_trace_sleeps();
         int count = poll(&poller, 1, poll_ms(client, wait));
         if (count > 0)
             return 0; /* also at its end: the call that follows says so */
@@ -313,11 +316,12 @@ int cw_socket_call_locked(cw_client *client, uint16_t op, const void *body, uint
     return call(client, op, body, body_bytes, send, reply, reply_bytes, received, NULL);
 }
 
-int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
-                   const struct cw_fds *send, void *reply, uint32_t reply_bytes,
-                   struct cw_fds *received) {
+static int ask(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
+               const struct cw_fds *send, void *reply, uint32_t reply_bytes,
+               struct cw_fds *received) {
     struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
     int code = cw_may_ask();
+    cw_trace_begin(wait.begun_ns);
     if (code == 0)
         code = cw_interruptible_lock(&client->sock_lock, &wait, 0);
     if (code) {
@@ -327,6 +331,16 @@ int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t bo
     }
     code = call(client, op, body, body_bytes, send, reply, reply_bytes, received, &wait);
     pthread_mutex_unlock(&client->sock_lock);
+    return code;
+}
+
+int cw_socket_call(cw_client *client, uint16_t op, const void *body, uint32_t body_bytes,
+                   const struct cw_fds *send, void *reply, uint32_t reply_bytes,
+                   struct cw_fds *received) {
+    struct cw_trace_span span;
+    cw_trace_enter_request(&span, op);
+    int code = ask(client, op, body, body_bytes, send, reply, reply_bytes, received);
+    cw_trace_leave(&span, code < 0);
     return code;
 }
 

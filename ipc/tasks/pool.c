@@ -20,13 +20,7 @@
 #include "ipc/tasks/pool_parts.h"
 #include "shm/base/error.h"
 #include "shm/base/segment.h"
-
-struct cw_pool {
-    struct cw_dispatch_parent parent;
-    struct parts parts;
-    uint32_t
-        *group_of; /* of each worker that was assigned to one and is not buried, its group + 1 */
-};
+#include "shm/base/trace.h"
 
 static uint64_t place(uint64_t *at, uint64_t size_bytes) {
     uint64_t begin = (*at + 63) & ~63ull;
@@ -178,8 +172,12 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
         parent->free[i] = cells - 1 - i;
         parent->place[i] = CW_DISPATCH_FREE;
     }
-    *pool->parts.head =
-        (struct head){.magic = POOL_MAGIC, .workers = workers, .cells = cells, .groups = groups};
+    *pool->parts.head = (struct head){.magic = POOL_MAGIC,
+                                      .workers = workers,
+                                      .cells = cells,
+                                      .groups = groups,
+                                      .id = cw_trace_id()};
+    pool->id = pool->parts.head->id;
     *out = pool;
     return 0;
 }
@@ -297,6 +295,8 @@ int cw_pool_submit(cw_pool *pool, const cw_task *task) {
                              .function_bytes = task->function_bytes};
     cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, META_BYTES);
     code = cw_dispatch_submit(&pool->parent, task->group, task->cell);
+    if (code == 0)
+        cw_trace_moment(CW_TRACE_SUBMIT, pool->id, pool->parent.place[task->cell]);
     return code == -EAGAIN ? cw_fail_plain(code, "the group's queue has no place just now") : code;
 }
 
@@ -354,8 +354,10 @@ int cw_pool_collect(cw_pool *pool, cw_task *out) {
     uint32_t worker = 0;
     uint64_t place;
     int cell = cw_dispatch_collect(&pool->parent, &worker, &place);
-    if (cell >= 0)
+    if (cell >= 0) {
         cw_pool_read_task(&pool->parts, (uint32_t)cell, place, out);
+        cw_trace_moment(CW_TRACE_RESULT, pool->id, place);
+    }
     out->worker = worker;
     if (cell == -EAGAIN)
         return cw_fail_plain(cell, "no answer is there");
@@ -402,31 +404,12 @@ int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64
         return cw_needs("a pool");
     if (helper || (spin_ns > 0 && !spin_pays(pool)))
         spin_ns = 0;
-    return cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
-}
-
-uint32_t cw_pool_ask(cw_pool *pool) {
-    return pool ? cw_dispatch_ask(&pool->parent.view) : 0;
-}
-
-int cw_pool_must_heed(cw_pool *pool, uint32_t *number) {
-    if (!pool || !number)
-        return cw_needs("a pool and a place for the number");
-    return cw_dispatch_must_heed(&pool->parts.view, CW_DISPATCH_PARENT, number);
-}
-
-void cw_pool_heed(cw_pool *pool, uint32_t number, int some) {
-    if (pool)
-        cw_dispatch_heed(&pool->parts.view, CW_DISPATCH_PARENT, number, some != 0);
-}
-
-uint32_t cw_pool_unheeded(cw_pool *pool, uint32_t number, int *some) {
-    bool any;
-    if (!pool || !some)
-        return 0;
-    uint32_t missing = cw_dispatch_unheeded(&pool->parent.view, number, &any);
-    *some = any;
-    return missing;
+    struct cw_trace_span span = {.kind = helper ? CW_TRACE_HELPER : CW_TRACE_ANSWERS,
+                                 .subject = pool->id};
+    cw_trace_enter(&span);
+    int code = cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
+    cw_trace_leave(&span, false);
+    return code;
 }
 
 void cw_pool_close(cw_pool *pool, int closing) {

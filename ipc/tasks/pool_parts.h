@@ -1,6 +1,6 @@
 /*
  * The layout of a pool's memory, and the contents of a cell. Private to pool.c (the parent's end),
- * which explains them, and worker.c (a worker's end).
+ * which explains them, pool_memory.c (which is the same one's) and worker.c (a worker's end).
  */
 #ifndef CW_IPC_TASKS_POOL_PARTS_H
 #define CW_IPC_TASKS_POOL_PARTS_H
@@ -11,7 +11,7 @@
 #include "ipc/cableway.h"
 #include "shm/tasks/dispatch.h"
 
-#define POOL_MAGIC 0x6377706f6f6c3033ull /* "cwpool03" */
+#define POOL_MAGIC 0x6377706f6f6c3034ull /* "cwpool04" */
 /* Beside each other the data of cells would fall into the same lines of a cache. */
 #define DATA_STRIDE (CW_POOL_DATA_MAX + 64u)
 
@@ -20,7 +20,8 @@ struct head { /* 64 bytes, shared; all but the figures is written once */
     uint32_t workers, cells, groups, reserved0;
     cw_a64 lost;     /* the parent's: tasks that went with their worker, */
     cw_a64 repeated; /* and of these those that were run again */
-    uint64_t reserved1[3];
+    uint64_t id;     /* for traces: a number that no other pool has */
+    uint64_t reserved1[2];
 };
 
 struct cell_meta { /* struct cw_cell's meta */
@@ -51,6 +52,14 @@ struct parts { /* where all of it lies */
     struct cw_dispatch_view view;
     uint8_t *cell_data, *worker_data, *functions;
 };
+struct cw_pool { /* the parent's end */
+    struct cw_dispatch_parent parent;
+    struct parts parts;
+    uint64_t id; /* the head's */
+    uint32_t
+        *group_of; /* of each worker that was assigned to one and is not buried, its group + 1 */
+};
+
 static inline cw_a64 *meta_of(const struct parts *parts, uint32_t cell) {
     return parts->view.cells[cell].meta;
 }

@@ -28,6 +28,7 @@
 
 #include "ipc/tasks/queue_rings.h"
 #include "shm/base/task.h"
+#include "shm/base/trace.h"
 
 #define DATA_MAX    (288u << 10)
 #define HANDLES_MAX 1024u
@@ -49,6 +50,7 @@ int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_a
     struct head *head = cw_array_data(array);
     memset(head, 0, HEAD_BYTES);
     head->world = cw_task_world();
+    head->id = cw_trace_id();
     head->core.max_items = max_items;
     head->core.max_bytes = max_bytes;
     head->magic = QUEUE_MAGIC;
@@ -102,6 +104,14 @@ static int64_t end_of(int64_t timeout_ns) {
     if (timeout_ns == CW_QUEUE_TRY)
         return CW_QUEUE_END_TRY;
     return timeout_ns <= 0 ? timeout_ns : cw_end_ns(cw_now_ns(), timeout_ns);
+}
+
+/* Enters the span of a call that may wait at the queue. */
+static void queue_span(struct cw_trace_span *span, enum cw_trace_kind kind, const cw_queue *queue,
+                       uint64_t bytes) {
+    *span =
+        (struct cw_trace_span){.kind = (uint8_t)kind, .subject = queue->head->id, .bytes = bytes};
+    cw_trace_enter(span);
 }
 
 /* ---- putting ---- */
@@ -192,7 +202,10 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
         return code;
     uint64_t charge = size_bytes + extra_bytes;
     struct cw_queue_core *core = &queue->head->core;
+    struct cw_trace_span span;
+    queue_span(&span, CW_TRACE_QUEUE_PUT, queue, charge);
     code = cw_queue_put_begin(core, charge, end_of(timeout_ns), &place);
+    cw_trace_leave(&span, code < 0);
     if (code)
         return code;
     uint64_t bytes = record_bytes(size_bytes, count);
@@ -356,7 +369,10 @@ static int get(cw_queue *queue, cw_item *item, int64_t timeout_ns, const cw_a32 
     int code;
     do {
         taken = (struct taken){.passed = false};
+        struct cw_trace_span span;
+        queue_span(&span, CW_TRACE_QUEUE_GET, queue, 0);
         code = cw_queue_get_begin_unless(&queue->head->core, end_ns, word, as_it_was, &place);
+        cw_trace_leave(&span, code < 0);
         if (code)
             return code;
         code = take(queue, &place, item, &taken);
@@ -448,5 +464,11 @@ int cw_queue_task_done(cw_queue *queue) {
 }
 
 int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns) {
-    return !queue ? cw_needs("a queue") : cw_queue_join(&queue->head->core, end_of(timeout_ns));
+    struct cw_trace_span span;
+    if (!queue)
+        return cw_needs("a queue");
+    queue_span(&span, CW_TRACE_QUEUE_JOIN, queue, 0);
+    int code = cw_queue_join(&queue->head->core, end_of(timeout_ns));
+    cw_trace_leave(&span, code < 0);
+    return code;
 }

@@ -10,7 +10,7 @@
 #include "ipc/cableway.h"
 #include "shm/tasks/queue.h"
 
-#define QUEUE_MAGIC 0x6377717565303031ull /* "cwque001" */
+#define QUEUE_MAGIC 0x6377717565303032ull /* "cwque002" */
 #define RINGS       64u                   /* that an item and the last one put can lie apart */
 
 struct ring_place { /* 64 bytes, shared; written by the writer before it goes there */
@@ -22,7 +22,8 @@ struct ring_place { /* 64 bytes, shared; written by the writer before it goes th
 struct head { /* shared */
     uint64_t magic;
     uint64_t world; /* cw_task_world() of the maker */
-    uint64_t reserved[6];
+    uint64_t id;    /* for traces: a number that no other queue has */
+    uint64_t reserved[5];
     struct cw_queue_core core;
     struct ring_place rings[RINGS]; /* by the ring's number, modulo */
 };

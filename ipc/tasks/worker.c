@@ -15,12 +15,19 @@
  */
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ipc/tasks/pool_parts.h"
 #include "shm/base/error.h"
+#include "shm/base/trace.h"
 
 #define PEEKS_MAX 4     /* copies of tasks that are taken meanwhile */
 #define SETTLE_NS 10000 /* for a caller that has submitted and is about to listen */
+
+struct shown { /* of a cell whose task was taken; its taker's, then its answerer's */
+    int place; /* in the trace */
+    uint32_t tid;
+};
 
 struct cw_worker {
     struct parts parts;
@@ -30,7 +37,8 @@ struct cw_worker {
     cw_a32 held;            /* tasks taken and not answered */
     cw_a64 counted_ns;      /* while there are any: up to here the time is in the figures */
     uint64_t figures[FIGURES];
-    uint64_t lent; /* what the parent's count of released answers comes to, when all are */
+    struct shown *shown; /* by cell */
+    uint64_t lent;       /* what the parent's count of released answers comes to, when all are */
 };
 
 int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t cells,
@@ -59,8 +67,13 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
     if (code)
         return code;
     cw_worker *worker = calloc(1, sizeof *worker);
-    if (!worker)
+    struct shown *shown = calloc(cells, sizeof *shown);
+    if (!worker || !shown) {
+        free(worker);
+        free(shown);
         return cw_fail(-EDQUOT, "no memory for a worker");
+    }
+    worker->shown = shown;
     worker->parts = parts;
     worker->parts.view.spinners = spinners < CW_DISPATCH_SPINNERS ? spinners : CW_DISPATCH_SPINNERS;
     worker->parts.view.steal_since_ns = &worker->steal_since_ns;
@@ -76,8 +89,47 @@ int cw_worker_open(void *memory, uint64_t memory_bytes, uint32_t workers, uint32
 }
 
 void cw_worker_close(cw_worker *worker) {
+    if (worker)
+        free(worker->shown);
     free(worker);
 }
+
+/* ---- what the trace shows ---- */
+
+static int take(cw_worker *worker, uint64_t *place) {
+    struct cw_trace_span span = {.kind = CW_TRACE_IDLE, .subject = worker->parts.head->id};
+    cw_trace_enter(&span);
+    int cell = cw_dispatch_take(&worker->parts.view, worker->number, place);
+    /* It ends where the task begins; behind that others may have been woken. */
+    cw_trace_leave_at(
+        &span, false,
+        cell < 0 ? 0 : (int64_t)cw_dispatch_taken_ns(&worker->parts.view, (uint32_t)cell));
+    return cell;
+}
+
+static struct cw_trace_record describe(const cw_worker *worker, const cw_task *task) {
+    return (struct cw_trace_record){
+        .kind = CW_TRACE_TASK,
+        .begun_ns = (int64_t)cw_dispatch_taken_ns(&worker->parts.view, task->cell),
+        .subject = worker->parts.head->id,
+        .number = task->place,
+        .function = task->function};
+}
+
+static void show(cw_worker *worker, const cw_task *task) {
+    struct cw_trace_record record = describe(worker, task);
+    worker->shown[task->cell].place = cw_trace_show(&record);
+    worker->shown[task->cell].tid = record.tid;
+}
+
+static void hide(struct shown shown, struct cw_trace_record *record, uint64_t now_ns) {
+    record->tid = shown.tid; /* who took it, whoever answers */
+    record->duration_ns = (int64_t)now_ns - record->begun_ns;
+    cw_trace_hide(shown.place);
+    cw_trace_event(record);
+}
+
+/* ---- tasks ---- */
 
 void cw_worker_settle(cw_worker *worker) {
     if (!worker)
@@ -100,7 +152,7 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     cw_sleeper_here(&view->workers[worker->number].sleeper);
     view->must_sleep = !cw_bell_elsewhere(&view->words->answers);
     uint64_t place;
-    int cell = cw_dispatch_take(view, worker->number, &place);
+    int cell = take(worker, &place);
     if (cell == -ESHUTDOWN)
         return cw_fail_plain(cell, "the worker is to leave");
     if (cell == -EDQUOT)
@@ -117,6 +169,7 @@ int cw_worker_take(cw_worker *worker, cw_task *out) {
     if (out->slot >= CW_POOL_FUNCTION_SLOTS || out->function_bytes > CW_POOL_FUNCTION_MAX)
         return cw_fail(-EPROTO, "a task names %u bytes of the function in place %u of %u",
                        out->function_bytes, out->slot, CW_POOL_FUNCTION_SLOTS);
+    show(worker, out);
     return 0;
 }
 
@@ -192,9 +245,12 @@ int cw_worker_answer(cw_worker *worker, const cw_task *task, uint64_t extra_in,
     CW_ADD(T50, &worker->held, UINT32_MAX, acq_rel); /* one less */
     count(worker, FIGURE_BYTES_IN, in_bytes + extra_in);
     count(worker, FIGURE_BYTES_OUT, task->size_bytes + extra_out);
+    struct cw_trace_record record = describe(worker, task);
+    struct shown shown = worker->shown[task->cell];
     if (!cw_dispatch_publish(view, worker->number, task->cell))
         /* T48: release, after the answer (T12); pairs with T49. */
         CW_STORE(T48, &worker->owes, 1, release);
+    hide(shown, &record, now_ns); /* after the answer, which is what somebody waits for */
     return 0;
 }
 
@@ -206,6 +262,11 @@ void cw_worker_fail(cw_worker *worker) {
 void cw_worker_called(cw_worker *worker, uint64_t calls) {
     if (worker)
         count(worker, FIGURE_CALLS, calls);
+}
+
+void cw_worker_name_function(cw_worker *worker, uint64_t function, const char *name) {
+    if (worker && name)
+        cw_trace_name_function(function, name, strlen(name));
 }
 
 void cw_worker_lend(cw_worker *worker) {

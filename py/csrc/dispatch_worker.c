@@ -69,6 +69,25 @@ static void worker_dealloc(PyObject *self) {
     Py_DECREF(type);
 }
 
+/* Tells traces how a function is called that the handler has just unpickled. A handler may have no
+ * name for it. */
+static int tell_name(WorkerEnd *w, uint64_t number) {
+    PyObject *name = PyObject_GetAttrString(w->handler, "loaded_name");
+    if (!name) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    PyObject *bytes = PyUnicode_AsEncodedString(name, "utf-8", "replace");
+    Py_DECREF(name);
+    if (!bytes)
+        return -1;
+    cw_worker_name_function(w->worker, number, PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    return 0;
+}
+
 /* The function of a task, borrowed; unpickled by the handler when its number is new. */
 static PyObject *function_of(WorkerEnd *w, const cw_task *task) {
     uint64_t at = task->function % FUNCTIONS;
@@ -77,6 +96,8 @@ static PyObject *function_of(WorkerEnd *w, const cw_task *task) {
     PyObject *function = PyObject_CallMethod(w->handler, "load_function", "y#",
                                              (const char *)cw_worker_function(w->worker, task),
                                              (Py_ssize_t)task->function_bytes);
+    if (function && tell_name(w, task->function) < 0)
+        Py_CLEAR(function);
     if (function) {
         Py_XDECREF(w->functions[at].function);
         w->functions[at].function = function;

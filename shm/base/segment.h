@@ -29,6 +29,7 @@ enum cw_segment_kind {
     CW_SEGMENT_BLOCKS,   /* a slab's block table; maker, takers and broker write */
     CW_SEGMENT_FENCES,   /* one session's fences; that client writes, the broker poisons */
     CW_SEGMENT_UNNAMED,  /* replicas without a name yet; the bridge writes, clients read */
+    CW_SEGMENT_TRACE,    /* a process's last events; it writes, who looks from outside reads */
 };
 
 struct cw_segment_header { /* 64 bytes, at offset 0 of every segment */

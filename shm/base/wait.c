@@ -15,6 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "shm/base/trace.h"
+
 int64_t cw_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -86,8 +88,15 @@ static int futex_sleep(cw_a32 *word, uint32_t value, int64_t timeout_ns) {
         limit.tv_sec = timeout_ns / 1000000000;
         limit.tv_nsec = timeout_ns % 1000000000;
     }
+    struct cw_trace_span span = {.kind = CW_TRACE_WAIT};
+    bool apart = cw_trace_top == NULL; /* a call without a span of its own */
+    if (apart)
+        cw_trace_enter(&span);
+    cw_trace_sleeps();
     long result = syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0);
     int code = result == 0 ? 0 : -errno;
+    if (apart)
+        cw_trace_leave(&span, false);
     if (code == -ETIMEDOUT && timeout_ns < 0)
         return 0; /* nobody waits so long; who does looks again */
     return code == -ETIMEDOUT || code == -EINTR ? code : 0;
@@ -101,6 +110,7 @@ bool cw_sleeper_wake(struct cw_sleeper *other) {
     if (!cw_sleeper_claim(other))
         return false;
     syscall(SYS_futex, &other->asleep, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    cw_trace_woke();
     return true;
 }
 
@@ -129,6 +139,7 @@ static void bell_move(struct cw_bell *bell, uint32_t woken, uint32_t announced) 
     /* W13: after the call, so that a death before it leaves it to the next waker. Another waker may
      * have noted more meanwhile; then ours is not needed. */
     (void)CW_CAS(W13, &bell->woken, &woken, announced, release);
+    cw_trace_woke();
 }
 
 bool cw_bell_wake(struct cw_bell *bell) {

@@ -254,6 +254,7 @@ int main(int argc, char **argv) {
     add(model_order_scenarios);
     add(model_dispatch_scenarios);
     add(model_groups_scenarios);
+    add(model_trace_scenarios);
     bool good = run_litmus();
     good = run_baseline() && good;
     good = (only || met_all()) && good;

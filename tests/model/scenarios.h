@@ -17,6 +17,7 @@ extern const struct model_scenario model_barrier_scenarios[];
 extern const struct model_scenario model_queue_scenarios[];
 extern const struct model_scenario model_dispatch_scenarios[];
 extern const struct model_scenario model_groups_scenarios[];
+extern const struct model_scenario model_trace_scenarios[];
 
 /* Litmus tests: does the memory model itself allow what it should and nothing else? */
 struct model_litmus {

@@ -124,6 +124,14 @@ void requests_look(void *base, struct requests *out) {
 
 const char *requests_text(uint32_t op, char *text) {
     static const char *const names[] = {
+        [CW_OP_HELLO] = "connect",
+        [CW_OP_SLAB_ADD] = "new memory",
+        [CW_OP_SLAB_OPEN] = "open memory",
+        [CW_OP_SEGMENT_OPEN] = "open segment",
+        [CW_OP_LEASE_TABLE] = "lease table",
+        [CW_OP_FORK] = "fork",
+        [CW_OP_FENCES_ADD] = "new fences",
+        [CW_OP_FENCES_OPEN] = "open fences",
         [CW_OP_FENCES_BREAK] = "fences break",
         [CW_OP_PUT] = "put",
         [CW_OP_REMOVE] = "remove",

@@ -7,12 +7,14 @@
 #include <sys/types.h>
 #include <cmocka.h>
 
+#include "shm/base/trace.h"
 #include "tests/crash/support/step.h"
 
 static void child(void *context) {
     const struct every_operation *operation = context;
     if (operation->enter)
         operation->enter();
+    cw_trace_moment(CW_TRACE_WAKE, 0, 0); /* its trace is there: to make one takes thousands */
     step_ready();
     operation->run();
     step_done();

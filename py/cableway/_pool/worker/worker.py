@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 from collections.abc import Callable
 from multiprocessing import util
 from multiprocessing.pool import MaybeEncodingError  # type: ignore[attr-defined]
@@ -47,6 +48,7 @@ _LOGGER = logging.getLogger("concurrent.futures")
 _KEEP_BYTES = 128 << 20  # memory for results that a worker keeps
 _INTERRUPTED = 130  # exit code after SIGINT in a task, as shells have it
 _ORPHANED = 1
+_FUNCTION_TYPES = (types.FunctionType, types.BuiltinFunctionType)
 
 
 class ParentId:
@@ -145,6 +147,7 @@ class _Handler:
     """What the worker's end calls for all that is not plain."""
 
     def __init__(self, end: Any, gpu: OwnGpu | None, group: int) -> None:
+        self.loaded_name = ""
         self._end = end
         self._gpu = gpu
         self._interrupted = False  # by a SIGINT, and not by a task that raises what looks so
@@ -163,8 +166,11 @@ class _Handler:
         self.write_back = WriteBackThread(self._answer_late, self._failed_to_write_back)
 
     def load_function(self, pickled: bytes) -> Any:
-        """A function that is new here."""
-        return self._guarded(pickle.loads(pickled))
+        """A function that is new here; `loaded_name` is then what traces call it."""
+        function = pickle.loads(pickled)
+        named = type(function) in _FUNCTION_TYPES  # others may run code to tell
+        self.loaded_name = f"{function.__module__}.{function.__qualname__}" if named else ""
+        return self._guarded(function)
 
     def _guarded(self, function: Any) -> Any:
         return function if self._gpu is None else self._gpu.guard(function)

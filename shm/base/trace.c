@@ -1,0 +1,223 @@
+/*
+ * The process's trace: see trace.h.
+ *
+ * The pointer `current` belongs to nobody: who finds it empty makes a segment and sets it, once; of
+ * two threads that do at a time one throws its own away. It changes again only in a forked child,
+ * before that has a second thread. The mapping is never taken away, so that who read the pointer
+ * may use it however late: in a child the parent's stays mapped, and nothing writes to it.
+ *
+ * A process that is killed leaves nothing behind: descriptor and mapping go with it.
+ */
+#include "shm/base/trace.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define AGAIN_NS 1000000000 /* after there was no memory or descriptor */
+
+CW_THREAD_LOCAL struct cw_trace_span *cw_trace_top;
+static CW_THREAD_LOCAL uint32_t own_tid;
+
+static struct cw_trace *_Atomic current;
+static cw_a64 again_ns;     /* not tried before then; 0: at once, INT64_MAX: never */
+static cw_a32 watches_fork; /* 1: the child's handler is there */
+static cw_a64 broker;       /* cw_trace_address() of who was connected to last; 0: nobody yet */
+
+static uint32_t self_tid(void) {
+    if (own_tid == 0)
+        own_tid = (uint32_t)gettid();
+    return own_tid;
+}
+
+/* In the child, which has one thread. The descriptor is the parent's trace, unless somebody closed
+ * it and the number is something else by now. */
+static void forget_parents(void) {
+    struct stat status;
+    /* Y10, Y11: the child has one thread yet. */
+    struct cw_trace *trace = CW_LOAD(Y10, &current, acquire);
+    own_tid = 0;
+    if (!trace)
+        return;
+    CW_STORE(Y10, &current, NULL, release);
+    CW_STORE(Y11, &again_ns, 0, relaxed);
+    if (fstat((int)trace->fd, &status) == 0 && status.st_dev == trace->device &&
+        status.st_ino == trace->inode)
+        close((int)trace->fd);
+}
+
+/* Fills in what stays as it is. false: the kernel says nothing about the file, or would not tell of
+ * forks. */
+static bool begin(const struct cw_segment *segment) {
+    struct cw_trace *trace = segment->base;
+    struct stat status;
+    uint32_t watched = 0;
+    if (fstat(segment->fd, &status))
+        return false;
+    /* Y13: one thread of those that are here at a time sets the handler; one too many does no harm.
+     */
+    if (CW_LOAD(Y13, &watches_fork, relaxed) == 0) {
+        if (pthread_atfork(NULL, NULL, forget_parents))
+            return false;
+        (void)CW_CAS(Y13, &watches_fork, &watched, 1, acquire);
+    }
+    trace->version = CW_TRACE_VERSION;
+    trace->pid = (uint32_t)getpid();
+    trace->fd = (uint32_t)segment->fd;
+    trace->device = status.st_dev;
+    trace->inode = status.st_ino;
+    /* Y12: who connects meanwhile stores it there as well, or finds no trace yet. */
+    CW_STORE(Y12, &trace->address, CW_LOAD(Y12, &broker, relaxed), relaxed);
+    return true;
+}
+
+static struct cw_trace *make(void) {
+    const char *wish = secure_getenv("CABLEWAY_TRACE");
+    struct cw_trace *none = NULL;
+    struct cw_segment segment;
+    /* Y11: advice: a thread that tries once too often finds the same. */
+    if (wish && strcmp(wish, "0") == 0) {
+        CW_STORE(Y11, &again_ns, INT64_MAX, relaxed);
+        return NULL;
+    }
+    CW_STORE(Y11, &again_ns, (uint64_t)cw_now_ns() + AGAIN_NS, relaxed);
+    if (cw_segment_create("trace", sizeof(struct cw_trace), CW_SEGMENT_TRACE, 0, 0, &segment))
+        return NULL;
+    /* Y10: pairs with Y10 in trace(): what begin() wrote. */
+    if (begin(&segment) && CW_CAS(Y10, &current, &none, segment.base, release))
+        return segment.base;
+    cw_segment_close(&segment);
+    return none; /* another thread's, if it was quicker */
+}
+
+/* NULL: there is none. */
+static struct cw_trace *own_trace(void) {
+    struct cw_trace *trace = CW_LOAD(Y10, &current, acquire);
+    char text[CW_DETAIL_MAX];
+    if (trace)
+        return trace;
+    uint64_t after_ns = CW_LOAD(Y11, &again_ns, relaxed);
+    if (after_ns == INT64_MAX || (after_ns && (uint64_t)cw_now_ns() < after_ns))
+        return NULL;
+    int error = errno;
+    strcpy(text, cw_detail());
+    trace = make();
+    if (!trace)
+        cw_fail_detail(-EDQUOT, "%s", text);
+    errno = error;
+    return trace;
+}
+
+void cw_trace_off(void) {
+    CW_STORE(Y11, &again_ns, INT64_MAX, relaxed);
+}
+
+void cw_trace_broker(const char *socket_path) {
+    uint64_t address = cw_trace_address(socket_path);
+    CW_STORE(Y12, &broker, address, relaxed);
+    struct cw_trace *trace = CW_LOAD(Y10, &current, acquire);
+    if (trace)
+        CW_STORE(Y12, &trace->address, address, relaxed);
+}
+
+uint64_t cw_trace_id(void) {
+    /* The time alone would be the same in two processes, with luck; a pid is used again. */
+    uint64_t mixed = (uint64_t)cw_now_ns() ^ (uint64_t)getpid() << 42;
+    return mixed * 0x9e3779b97f4a7c15ull | 1;
+}
+
+/* ---- events ---- */
+
+void cw_trace_event(struct cw_trace_record *record) {
+    struct cw_trace *trace = own_trace();
+    if (!trace)
+        return;
+    if (record->tid == 0)
+        record->tid = self_tid();
+    cw_trace_add(trace, record);
+}
+
+void cw_trace_moment(enum cw_trace_kind kind, uint64_t subject, uint64_t number) {
+    struct cw_trace_record record = {
+        .kind = (uint8_t)kind, .begun_ns = cw_now_ns(), .subject = subject, .number = number};
+    cw_trace_event(&record);
+}
+
+void cw_trace_woke(void) {
+    cw_trace_moment(CW_TRACE_WAKE, cw_trace_top ? cw_trace_top->subject : 0, 0);
+}
+
+int cw_trace_show(struct cw_trace_record *record) {
+    struct cw_trace *trace = own_trace();
+    if (!trace)
+        return -1;
+    record->tid = self_tid();
+    return cw_trace_begun(trace, record);
+}
+
+void cw_trace_hide(int place) {
+    struct cw_trace *trace = place < 0 ? NULL : CW_LOAD(Y10, &current, acquire);
+    if (trace)
+        cw_trace_ended(trace, place);
+}
+
+void cw_trace_name_function(uint64_t function, const char *name, size_t name_bytes) {
+    struct cw_trace *trace = own_trace();
+    if (trace)
+        cw_trace_function(trace, function, name, name_bytes);
+}
+
+/* ---- spans ---- */
+
+static void describe(const struct cw_trace_span *span, struct cw_trace_record *out) {
+    *out = (struct cw_trace_record){.kind = span->kind,
+                                    .flags = span->flags,
+                                    .op = span->op,
+                                    .tid = self_tid(),
+                                    .begun_ns = span->begun_ns,
+                                    .subject = span->subject,
+                                    .number = span->number,
+                                    .bytes = span->bytes};
+    if (span->name)
+        cw_trace_name(out, span->name, span->name_bytes);
+}
+
+void cw_trace_begin(int64_t begun_ns) {
+    struct cw_trace *trace = own_trace();
+    for (struct cw_trace_span *span = cw_trace_top; span && !span->begun_ns; span = span->outer) {
+        span->begun_ns = begun_ns;
+        span->trace = trace;
+    }
+}
+
+void cw_trace_sleeps(void) {
+    struct cw_trace_span *top = cw_trace_top;
+    if (!top || (top->begun_ns && top->place >= 0))
+        return;
+    if (!top->begun_ns)
+        cw_trace_begin(cw_now_ns());
+    for (struct cw_trace_span *span = top; span && span->place < 0; span = span->outer) {
+        struct cw_trace_record record;
+        if (!span->trace || span->kind == CW_TRACE_NONE)
+            continue;
+        describe(span, &record);
+        span->place = cw_trace_begun(span->trace, &record);
+    }
+}
+
+void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns) {
+    struct cw_trace_record record;
+    /* Another one than before: this is a child, and the call began in its parent. */
+    if (span->kind == CW_TRACE_NONE || !span->trace ||
+        span->trace != CW_LOAD(Y10, &current, acquire))
+        return;
+    cw_trace_ended(span->trace, span->place);
+    describe(span, &record);
+    record.duration_ns = (end_ns ? end_ns : cw_now_ns()) - span->begun_ns;
+    if (record.duration_ns < 0)
+        record.duration_ns = 0;
+    record.flags |= failed ? CW_TRACE_FAILED : 0;
+    cw_trace_add(span->trace, &record);
+}

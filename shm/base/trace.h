@@ -1,0 +1,108 @@
+/*
+ * The trace of this process: what it did that crossed processes, for `cableway trace`.
+ *
+ * A call that may cross processes has a span on its stack. A span costs two stores until something
+ * crosses: a request to the broker, a sleep until another process acts. That is when it begins, and
+ * the spans around it with it; those in which the thread sleeps are shown while they are under way.
+ * One that never began leaves nothing: a warm get is not traced.
+ *
+ * The process's trace is made at the first event, and found by others by its descriptor, which
+ * stays open. Without memory or a descriptor there is none, and calls go on as without; it is tried
+ * again after a second. CABLEWAY_TRACE=0 in the environment then leaves it out for good. Nothing
+ * here changes errno or the thread's error text.
+ *
+ * Fork: a child begins a trace of its own. A span that the fork found under way ends unnoted.
+ */
+#ifndef CW_SHM_BASE_TRACE_H
+#define CW_SHM_BASE_TRACE_H
+
+#include "shm/base/error.h"
+#include "shm/base/trace_ring.h"
+#include "shm/base/wait.h"
+
+struct cw_trace_span {
+    struct cw_trace_span *outer;
+    struct cw_trace *trace; /* where it began */
+    int64_t begun_ns;       /* 0: it has not */
+    int place;              /* while it is shown under way; -1: it is not */
+    uint8_t kind, flags;
+    uint16_t op;
+    uint32_t name_bytes;
+    const char *name; /* borrowed until the span is left; NULL: none */
+    uint64_t subject, number, bytes;
+};
+
+#ifndef CW_MODEL
+
+/* The innermost span of the thread. */
+extern CW_THREAD_LOCAL struct cw_trace_span *cw_trace_top;
+
+void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns);
+
+/* The caller has set kind, and what it knows. */
+static inline void cw_trace_enter(struct cw_trace_span *span) {
+    span->outer = cw_trace_top;
+    span->begun_ns = 0;
+    span->place = -1;
+    cw_trace_top = span;
+}
+/* Must follow each cw_trace_enter(), in the same thread. failed: the call returns an error. */
+static inline void cw_trace_leave(struct cw_trace_span *span, bool failed) {
+    cw_trace_top = span->outer;
+    if (span->begun_ns)
+        cw_trace_span_ended(span, failed, 0);
+}
+/* The same of a call that had ended then. */
+static inline void cw_trace_leave_at(struct cw_trace_span *span, bool failed, int64_t end_ns) {
+    cw_trace_top = span->outer;
+    if (span->begun_ns)
+        cw_trace_span_ended(span, failed, end_ns);
+}
+
+/* The span of a request to the broker. Where the caller has one of a request around it, which says
+ * more, that one stands. */
+static inline void cw_trace_enter_request(struct cw_trace_span *span, uint16_t op) {
+    bool told = cw_trace_top && cw_trace_top->kind == CW_TRACE_REQUEST && cw_trace_top->op == 0;
+    *span = (struct cw_trace_span){.kind = told ? CW_TRACE_NONE : CW_TRACE_REQUEST, .op = op};
+    if (told)
+        cw_trace_top->op = op;
+    cw_trace_enter(span);
+}
+
+/* Something crosses, since then: the thread's spans that had not begun begin. */
+void cw_trace_begin(int64_t begun_ns);
+/* The thread is about to sleep: the same from now on, and its spans show while they are under way.
+ */
+void cw_trace_sleeps(void);
+/* A number that no other call here, or in another process of this machine, returns. */
+uint64_t cw_trace_id(void);
+/* An event that is over: tid 0 is the calling thread. */
+void cw_trace_event(struct cw_trace_record *record);
+/* An event of this moment. */
+void cw_trace_moment(enum cw_trace_kind kind, uint64_t subject, uint64_t number);
+/* Others were woken, by the call whose span is the innermost. */
+void cw_trace_woke(void);
+/* Shows a call until cw_trace_hide(), which any thread of the process may call. -1: not shown. */
+int cw_trace_show(struct cw_trace_record *record);
+void cw_trace_hide(int place);
+/* The process asks the broker with this socket. */
+void cw_trace_broker(const char *socket_path);
+/* This process has no trace from now on: the broker, which only answers others. */
+void cw_trace_off(void);
+/* Notes how a function is called of which tasks have this number. */
+void cw_trace_name_function(uint64_t function, const char *name, size_t name_bytes);
+
+#else /* the model has no other processes that look */
+
+static inline void cw_trace_enter(struct cw_trace_span *span) {
+    (void)span;
+}
+static inline void cw_trace_leave(struct cw_trace_span *span, bool failed) {
+    (void)span, (void)failed;
+}
+static inline void cw_trace_sleeps(void) {}
+static inline void cw_trace_woke(void) {}
+#define cw_trace_top ((struct cw_trace_span *)NULL)
+
+#endif
+#endif

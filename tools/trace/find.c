@@ -1,0 +1,220 @@
+/*
+ * Traces, found and copied: see find.h. One thread. Processes may end at any moment, and write
+ * while they are read: what cannot be opened any more is passed over, and an event is whole or left
+ * out.
+ */
+#include "tools/trace/find.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ipc/request/address.h"
+#include "shm/base/error.h"
+#include "shm/base/wait.h"
+#include "tools/monitor.h"
+
+#define LABEL     "/memfd:cw-trace "
+#define TIDS_MAX  (1u << 22)
+#define FUTURE_NS 1000000000 /* an event that ends later than this from now cannot be */
+
+static bool is_number(const char *text) {
+    return *text >= '1' && *text <= '9';
+}
+
+/* The command line with blanks between its words, as far as there is room. */
+static void read_command(uint32_t pid, char *command, size_t room) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    FILE *file = fopen(path, "re");
+    size_t length = file ? fread(command, 1, room - 1, file) : 0;
+    if (file)
+        fclose(file);
+    while (length && command[length - 1] == 0)
+        length--;
+    for (size_t i = 0; i < length; i++)
+        command[i] = command[i] ? command[i] : ' ';
+    command[length] = 0;
+}
+
+static bool thread_lives(uint32_t pid, uint32_t tid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%u/task/%u", pid, tid);
+    return access(path, F_OK) == 0;
+}
+
+/* Can it be? What another process wrote may be anything. */
+static bool can_be(const struct cw_trace_record *record, int64_t now_ns) {
+    return record->kind > CW_TRACE_NONE && record->kind < CW_TRACE_KINDS && record->tid > 0 &&
+           record->tid <= TIDS_MAX && record->begun_ns > 0 && record->duration_ns >= 0 &&
+           record->begun_ns <= now_ns + FUTURE_NS &&
+           record->duration_ns <= now_ns + FUTURE_NS - record->begun_ns;
+}
+
+static void add(struct traces *traces, const struct cw_trace_record *record, bool under_way) {
+    if (traces->count == traces->room) {
+        traces->room = traces->room ? 2 * traces->room : 4096;
+        traces->events = realloc(traces->events, traces->room * sizeof *traces->events);
+        CW_ASSERT(traces->events);
+    }
+    uint32_t process = (uint32_t)traces->process_count - 1;
+    traces->events[traces->count++] = (struct trace_event){
+        .record = *record, .process = process, .under_way = under_way, .calls = 1};
+    traces->processes[process].events++;
+}
+
+/* The events of a ring, the oldest first. */
+static void read_ring(struct traces *traces, struct cw_trace *trace, unsigned ring,
+                      int64_t since_ns, struct trace_process *process) {
+    uint64_t count = cw_trace_count(trace, ring), first = 0;
+    if (count > CW_TRACE_EVENTS) {
+        first = count - CW_TRACE_EVENTS;
+        process->overwritten += first;
+    }
+    int64_t oldest_ns = 0;
+    for (uint64_t at = first; at < count; at++) {
+        struct cw_trace_record record;
+        if (!cw_trace_read(trace, ring, at, &record))
+            continue;
+        if (!can_be(&record, traces->now_ns)) {
+            process->broken++;
+            continue;
+        }
+        if (oldest_ns == 0 && first)
+            oldest_ns = record.begun_ns + record.duration_ns;
+        if (record.begun_ns + record.duration_ns >= since_ns)
+            add(traces, &record, false);
+    }
+    if (ring == 0)
+        process->short_since_ns = oldest_ns;
+}
+
+/* Has it ended while we read, so that its event is there? */
+static bool has_ended(const struct traces *traces, size_t first,
+                      const struct cw_trace_record *record) {
+    for (size_t i = first; i < traces->count; i++) {
+        const struct cw_trace_record *other = &traces->events[i].record;
+        if (other->begun_ns == record->begun_ns && other->tid == record->tid &&
+            other->kind == record->kind)
+            return true;
+    }
+    return false;
+}
+
+static void read_all(struct traces *traces, struct cw_trace *trace, int64_t since_ns) {
+    struct trace_process *process = &traces->processes[traces->process_count - 1];
+    struct cw_trace_record under_way[CW_TRACE_UNDER_WAY], record;
+    unsigned count = 0;
+    size_t first = traces->count;
+    /* Before the rings: what ends meanwhile is then found there. */
+    for (unsigned i = 0; i < CW_TRACE_UNDER_WAY; i++)
+        count += cw_trace_read_under_way(trace, i, &under_way[count]);
+    for (unsigned ring = 0; ring < 2; ring++)
+        read_ring(traces, trace, ring, since_ns, process);
+    for (unsigned i = 0; i < count; i++) {
+        struct cw_trace_record *one = &under_way[i];
+        one->duration_ns = 0;
+        if (!can_be(one, traces->now_ns)) {
+            process->broken++;
+            continue;
+        }
+        if (has_ended(traces, first, one) || !thread_lives(process->pid, one->tid))
+            continue;
+        if (one->begun_ns < traces->now_ns)
+            one->duration_ns = traces->now_ns - one->begun_ns;
+        add(traces, one, true);
+    }
+    for (unsigned i = 0; i < CW_TRACE_FUNCTIONS; i++) {
+        if (!cw_trace_read_function(trace, i, &record))
+            continue;
+        struct trace_function *function = &process->functions[process->function_count++];
+        function->number = record.function;
+        memcpy(function->name, record.name, record.name_bytes);
+        function->name[record.name_bytes] = 0;
+    }
+    process->lost = monitor_word(&trace->lost);
+}
+
+/* A descriptor that is a trace by its name. A child has its parent's for a moment. */
+static void look_at(struct traces *traces, int fd, uint32_t pid, uint64_t address,
+                    int64_t since_ns) {
+    struct cw_segment segment;
+    struct stat status;
+    if (fstat(fd, &status)) {
+        close(fd);
+        return;
+    }
+    for (size_t i = 0; i < traces->process_count; i++)
+        if (traces->processes[i].inode == status.st_ino) {
+            close(fd);
+            return;
+        }
+    /* Takes fd over, and makes sure that nobody shortens it under us. */
+    if (cw_segment_open(fd, sizeof(struct cw_trace), CW_SEGMENT_TRACE, false, 0, &segment))
+        return;
+    struct cw_trace *trace = segment.base;
+    uint64_t whose = monitor_word(&trace->address);
+    if (*(volatile uint32_t *)&trace->version == CW_TRACE_VERSION &&
+        (whose == 0 || whose == address)) {
+        if (traces->process_count == traces->process_room) {
+            traces->process_room = traces->process_room ? 2 * traces->process_room : 16;
+            traces->processes =
+                realloc(traces->processes, traces->process_room * sizeof *traces->processes);
+            CW_ASSERT(traces->processes);
+        }
+        struct trace_process *process = &traces->processes[traces->process_count++];
+        *process = (struct trace_process){.pid = pid, .inode = status.st_ino};
+        read_command(pid, process->command, sizeof process->command);
+        traces->now_ns = cw_now_ns();
+        read_all(traces, trace, since_ns);
+    }
+    cw_segment_close(&segment);
+}
+
+static void look_into(struct traces *traces, const char *pid, uint64_t address, int64_t since_ns) {
+    char path[64], link[64];
+    snprintf(path, sizeof path, "/proc/%.16s/fd", pid);
+    DIR *folder = opendir(path);
+    if (!folder)
+        return; /* it has ended, or is not ours to look into */
+    uint32_t number = (uint32_t)strtoul(pid, NULL, 10);
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        ssize_t length = readlinkat(dirfd(folder), entry->d_name, link, sizeof link - 1);
+        link[length > 0 ? length : 0] = 0;
+        if (strncmp(link, LABEL, strlen(LABEL)) != 0)
+            continue;
+        int fd = monitor_open_memfd((pid_t)number, entry->d_name, LABEL);
+        if (fd >= 0)
+            look_at(traces, fd, number, address, since_ns);
+    }
+    closedir(folder);
+}
+
+int traces_find(int64_t since_ns, struct traces *out) {
+    struct cw_address place;
+    *out = (struct traces){.now_ns = cw_now_ns()};
+    int code = cw_address_find(NULL, &place);
+    if (code)
+        return code;
+    out->address = strdup(place.socket_path);
+    CW_ASSERT(out->address);
+    uint64_t address = cw_trace_address(place.socket_path);
+    DIR *folder = opendir("/proc");
+    for (struct dirent *entry; folder && (entry = readdir(folder));)
+        if (is_number(entry->d_name))
+            look_into(out, entry->d_name, address, since_ns);
+    if (folder)
+        closedir(folder);
+    return 0;
+}
+
+void traces_free(struct traces *traces) {
+    free(traces->address);
+    free(traces->processes);
+    free(traces->events);
+    *traces = (struct traces){.now_ns = 0};
+}

@@ -74,8 +74,7 @@ enum cw_op {
                      answered, or begun by the mover; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
     CW_OP_TRANSIT_END,   /* no reply: it ends, whoever was still to open it */
-    CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,
-                   ended */
+    CW_OP_DROP, /* no reply: a lease ended on a wanted block, or the owner's last on a published */
     CW_OP_SLAB_CLOSE, /* no reply: the owner gives up a slab, all of whose blocks are free */
     CW_OP_SLAB_ADOPT, /* reply: an orphan slab of at least so many free bytes, now the caller's, or
                          -ENOENT */
@@ -116,8 +115,7 @@ enum cw_op {
     CW_OP_NEXT_VERSION,   /* reply: of the versions of a name, or of all whose key begins so, the
                              earliest one after that which is said, or -ENOENT */
     CW_OP_TRANSIT_SHARE,  /* no reply: TRANSIT_BEGIN of a handle that several open */
-    CW_OP_TRANSIT_OPENED, /* no reply: one of those opened it, and has a lease by now. The last one
-                             ends it */
+    CW_OP_TRANSIT_OPENED, /* no reply: one of those opened it, and has a lease; the last ends it */
     CW_OP_TRANSITS,       /* reply: the oldest transits, of all clients */
     CW_OP_LIMIT_SET,      /* not of the bridge: a limit changes now. reply: before and now */
 };
@@ -198,6 +196,7 @@ enum cw_put_flags {
     CW_PUT_REPLACE = 1,
     CW_PUT_KEEP = 2,
     CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
+    CW_PUT_TIED = 32,       /* PUT, PUT_TREE: the name ends with the process that puts it */
     CW_PUT_TREE = 16,       /* REMOTE: the block is the index of a tree, and an anchor */
     CW_PUT_GPU = 0xff0000,  /* REMOTE: onto this GPU of the other node, its number there + 1 */
 };
@@ -342,6 +341,7 @@ enum cw_remote_verb {
     CW_REMOTE_PEERS, /* no key. reply: remote names: lines of text about each peer */
     CW_REMOTE_NODE,  /* whose name it is: 0 a peer's, -ELOOP this node's. Asks no peer */
     CW_REMOTE_ABOUT, /* reply: remote names: one text, as the bridges' NAMES with ABOUT tells it */
+    CW_REMOTE_SELF,  /* no key. reply: the name of this node, not terminated. Asks no peer */
     CW_REMOTE_VERBS
 };
 #define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */

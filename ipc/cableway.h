@@ -268,6 +268,15 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
               int64_t timeout_ns, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
+/*
+ * Of all who would make what a name of this node is to mean, and call this, one has the claim at a
+ * time. 0: the name is not there, and the claim is the caller's until cw_claim_end() with *token,
+ * or its process's end. -EAGAIN: the name is there by now, or another one's claim ended: look
+ * again. -ETIMEDOUT, -EINTR. It decides nothing: who has none may put the name as well.
+ */
+int cw_claim(cw_client *client, const char *name, int64_t timeout_ns, uint64_t *token);
+/* Does not block. */
+void cw_claim_end(cw_client *client, const char *name, uint64_t token);
 /* Removes a name. -ENOENT, -EINPROGRESS. */
 int cw_remove(cw_client *client, const char *name);
 /* All names of the client's namespace that begin with prefix ("" or NULL for all), each terminated,

@@ -28,6 +28,7 @@
 #include "broker/core/loop.h"
 #include "broker/core/monitor.h"
 #include "broker/names/claims.h"
+#include "broker/names/ties.h"
 #include "broker/names/names.h"
 #include "broker/names/versions.h"
 #include "broker/core/rendezvous.h"
@@ -104,6 +105,8 @@ int cwd_broker_init(struct cwd_broker *b, const struct cwd_options *options,
     if (code == 0)
         code = cwd_versions_init(b);
     if (code == 0)
+        code = cwd_ties_init(b);
+    if (code == 0)
         code = cwd_rendezvous_listen(b);
     if (code == 0)
         code = cwd_loop_add(b, b->listen_fd, CWD_EVENT_LISTEN, 0, EPOLLIN);
@@ -138,6 +141,7 @@ void cwd_broker_deinit(struct cwd_broker *b) {
         cwd_links_deinit(b);
         cwd_deeds_deinit(b);
         cwd_names_deinit(b);
+        cwd_ties_deinit(b);
         cwd_transits_deinit(b);
         cwd_groups_deinit(b);
         cwd_versions_deinit(b);

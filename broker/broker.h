@@ -105,6 +105,8 @@ struct cwd_broker {
 
     struct cwd_reclaim reclaim;          /* reclaim.c */
     uint64_t kept_names;                 /* names.c: with CW_ENTRY_KEEP */
+    struct cwd_tie *ties;                /* ties.c: by the number of the put */
+    struct cwd_tie *tie_floor;           /* of no name: the table is never empty */
     struct cwd_transit *transits;        /* transit.c: by token */
     struct cwd_transit *transit_floor;   /* of no session: the table is never empty */
     uint32_t transits_ready;             /* of all sessions: what they may still begin */

@@ -194,7 +194,12 @@ enum cw_array_flags {
      * as without it), so that a tree's part can follow another one of the same size at its
      * addresses: cw_mount_swap() copies those that lie otherwise.
      */
-    CW_APART = 2048
+    CW_APART = 2048,
+    /*
+     * cw_array_put, cw_tree_put: the name ends when this process ends, however it ends, or closes
+     * the client; who has the array open keeps it. -EINVAL with CW_KEEP, or of another node's name.
+     */
+    CW_TIED = 8192
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -267,6 +272,15 @@ int cw_get_at(cw_client *client, const char *name, const char *device, uint32_t 
               int64_t timeout_ns, cw_array **out);
 /* Waits until the name is there. Blocks. -ETIMEDOUT, -EINTR, -ECONNRESET. */
 int cw_wait(cw_client *client, const char *name, int64_t timeout_ns);
+/*
+ * Of all who would make what a name of this node is to mean, and call this, one has the claim at a
+ * time. 0: the name is not there, and the claim is the caller's until cw_claim_end() with *token,
+ * or its process's end. -EAGAIN: the name is there by now, or another one's claim ended: look
+ * again. -ETIMEDOUT, -EINTR. It decides nothing: who has none may put the name as well.
+ */
+int cw_claim(cw_client *client, const char *name, int64_t timeout_ns, uint64_t *token);
+/* Does not block. */
+void cw_claim_end(cw_client *client, const char *name, uint64_t token);
 /* Removes a name. -ENOENT, -EINPROGRESS. */
 int cw_remove(cw_client *client, const char *name);
 /* All names of the client's namespace that begin with prefix ("" or NULL for all), each terminated,
@@ -280,6 +294,9 @@ int cw_names(cw_client *client, const char *prefix, char **names, uint64_t *coun
  * in all.
  */
 int cw_name_check(const char *name);
+/* This node's name, by which others know its arrays ("//NODE/..."), into node, which has room for
+ * 64 bytes. -ENOENT: no bridge runs now; it is not started. Blocks as a request to the bridge. */
+int cw_node(cw_client *client, char *node);
 /* Does it name an array of this node? 1: it does, also as "//NODE/NAME" with this node's name; 0:
  * of another. Asks the bridge for the latter. -EINVAL, -EREMOTEIO (no such peer). */
 int cw_name_is_here(cw_client *client, const char *name);
@@ -519,10 +536,10 @@ typedef struct cw_tree_info {
  * from now on has it read-only, and who has it writable does not write there any more. Leaves do
  * not overlap but for aliases. meta: up to CW_TREE_META_MAX bytes of the caller's.
  *
- * flags: CW_REPLACE, CW_KEEP, CW_REMOTE_READ as cw_array_put() has them. CW_TREE_NO_HASH: no leaf
- * gets a hash; CW_TREE_HASH: each does (default: those in host memory). CW_TREE_UNSEALED: who has
- * the arrays writable may go on writing, in sections, which order readers and tell them of a
- * writer's death; no leaf gets a hash, no mount takes the tree, and no other node may fetch it.
+ * flags: CW_REPLACE, CW_KEEP, CW_TIED, CW_REMOTE_READ as cw_array_put() has them. CW_TREE_NO_HASH:
+ * no leaf gets a hash; CW_TREE_HASH: each does (default: those in host memory). CW_TREE_UNSEALED:
+ * who has the arrays writable may go on writing, in sections, which order readers and tell them of
+ * a writer's death; no leaf gets a hash, no mount takes the tree, and no other node may fetch it.
  * if_version: which version the name must mean for this to be done; 0: none; CW_ANY_VERSION.
  *
  * The caller owns *out, the version that was published: cw_tree_close(). NULL: it is not wanted.
@@ -955,7 +972,8 @@ typedef struct cw_name_info {
     char device_uuid[41]; /* which GPU; "" for the host */
     uint64_t version;     /* of a tree: else 0. Its dtype is "tree", its shape how many leaves */
     uint64_t parts;       /* of a tree */
-    uint64_t reserved[6];
+    uint64_t tied;        /* 1: put with CW_TIED */
+    uint64_t reserved[5];
 } cw_name_info;
 /* All about one name. -ENOENT. Of another node's name that node is asked (it blocks: -EREMOTEIO,
  * -EINTR), and name, nbytes, shape, dtype, keep and created_ns are told; the rest is 0 or empty. */

@@ -74,11 +74,9 @@ enum cw_op {
                      answered, or begun by the mover; no reply itself */
     CW_OP_TRANSIT_BEGIN, /* no reply */
     CW_OP_TRANSIT_END,   /* no reply: it ends, whoever was still to open it */
-    CW_OP_DROP, /* no reply: a lease on a wanted block, or the owner's last on a published one,
-                   ended */
+    CW_OP_DROP, /* no reply: a lease ended on a wanted block, or the owner's last on a published */
     CW_OP_SLAB_CLOSE, /* no reply: the owner gives up a slab, all of whose blocks are free */
-    CW_OP_SLAB_ADOPT, /* reply: an orphan slab of at least so many free bytes, now the caller's, or
-                         -ENOENT */
+    CW_OP_SLAB_ADOPT, /* reply: an orphan slab, so many bytes free, now the caller's; or -ENOENT */
     CW_OP_HOLDERS,    /* reply: pids that hold a block */
     CW_OP_STOP,       /* reply, then the broker ends */
     CW_OP_BYE,        /* no reply: the client ends its session on purpose; its leases end now */
@@ -96,17 +94,16 @@ enum cw_op {
     CW_OP_REMOTE_DONE, /* no reply: a job has ended, well or with a sentence */
     CW_OP_CHANGES,     /* of the bridge alone: replies when names ended, or are new */
     CW_OP_REPLICA,     /* of the bridge alone: an array gets a remote name. reply: nothing */
-    CW_OP_MAKE,        /* of the bridge alone, a job for cableway-mover: replies with memory on a
-                          GPU */
-    CW_OP_HOLDERS_OF,  /* reply: how many clients hold each of many blocks */
-    CW_OP_ROOM,        /* reply: how much host memory that other clients kept free was taken back,
-                          for one who is about to be refused */
-    CW_OP_DEED,        /* of the bridge alone: a put or a remove for a peer, done once however often
-                          it is asked for. reply: nothing */
-    CW_OP_GROUP,       /* blocks are held for as long as another one, the anchor, is alive. reply:
-                          nothing */
-    CW_OP_PUT_TREE,    /* PUT of an anchor, if the name means the version that is said. reply: the
-                          version that it is now */
+    CW_OP_MAKE, /* of the bridge alone, a job for cableway-mover: replies with memory on a GPU */
+    CW_OP_HOLDERS_OF, /* reply: how many clients hold each of many blocks */
+    CW_OP_ROOM,       /* reply: how much host memory that other clients kept free was taken back,
+                         for one who is about to be refused */
+    CW_OP_DEED,       /* of the bridge alone: a put or a remove for a peer, done once however often
+                         it is asked for. reply: nothing */
+    CW_OP_GROUP,      /* blocks are held for as long as another one, the anchor, is alive. reply:
+                         nothing */
+    CW_OP_PUT_TREE,   /* PUT of an anchor, if the name means the version that is said. reply: the
+                         version that it is now */
     CW_OP_FIND_VERSION,   /* reply: where a version lies that was put as a tree, or -ENOENT */
     CW_OP_WAIT_AFTER,     /* WAIT until the name means a later version */
     CW_OP_CLAIM,          /* to be the one who loads what the name is to mean: replies 0 at once, or
@@ -116,8 +113,7 @@ enum cw_op {
     CW_OP_NEXT_VERSION,   /* reply: of the versions of a name, or of all whose key begins so, the
                              earliest one after that which is said, or -ENOENT */
     CW_OP_TRANSIT_SHARE,  /* no reply: TRANSIT_BEGIN of a handle that several open */
-    CW_OP_TRANSIT_OPENED, /* no reply: one of those opened it, and has a lease by now. The last one
-                             ends it */
+    CW_OP_TRANSIT_OPENED, /* no reply: one of those opened it, and has a lease; the last ends it */
     CW_OP_TRANSITS,       /* reply: the oldest transits, of all clients */
     CW_OP_LIMIT_SET,      /* not of the bridge: a limit changes now. reply: before and now */
 };
@@ -175,9 +171,8 @@ struct cw_room {          /* ROOM; the reply is the same struct */
     uint64_t turn;        /* 0 at first, then as in the last reply */
     uint32_t next;        /* the same: where to go on; reply: 0: all slabs were looked at */
     uint32_t slabs;       /* reply: so many were taken back (CW_ROOM_OPENED: have ended) */
-    uint32_t unsettled;   /* reply: 1 while blocks that came free before the first ROOM are still to
-                             be looked at */
-    uint32_t what;        /* 0 or CW_ROOM_OPENED */
+    uint32_t unsettled; /* reply: 1: blocks that came free before the first ROOM wait for a look */
+    uint32_t what;      /* 0 or CW_ROOM_OPENED */
 };
 struct cw_segment_request { /* SEGMENT_OPEN body */
     uint32_t kind;          /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */
@@ -199,6 +194,7 @@ enum cw_put_flags {
     CW_PUT_REMOTE_READ = 4, /* peers of the bridge may read it, whatever else they may */
     CW_PUT_WEAK = 8,        /* the name lasts only as long as somebody has the array open */
     CW_PUT_TREE = 16,       /* REMOTE: the block is the index of a tree, and an anchor */
+    CW_PUT_TIED = 32,       /* PUT, PUT_TREE: the name ends with the process that puts it */
     CW_PUT_GPU = 0xff0000,  /* REMOTE: onto this GPU of the other node, its number there + 1 */
 };
 #define CW_PUT_GPU_SHIFT 16
@@ -342,6 +338,7 @@ enum cw_remote_verb {
     CW_REMOTE_PEERS, /* no key. reply: remote names: lines of text about each peer */
     CW_REMOTE_NODE,  /* whose name it is: 0 a peer's, -ELOOP this node's. Asks no peer */
     CW_REMOTE_ABOUT, /* reply: remote names: one text, as the bridges' NAMES with ABOUT tells it */
+    CW_REMOTE_SELF,  /* no key. reply: the name of this node, not terminated. Asks no peer */
     CW_REMOTE_VERBS
 };
 #define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */

@@ -15,8 +15,9 @@
 #include "broker/core/log.h"
 #include "broker/core/monitor.h"
 #include "broker/session/session.h"
-#include "broker/names/weak_names.h"
+#include "broker/names/ties.h"
 #include "broker/names/waits.h"
+#include "broker/names/weak_names.h"
 #include "ipc/cableway.h"
 #include "ipc/base/layout.h"
 
@@ -75,6 +76,8 @@ static void name_gone(struct cwd_broker *b, const struct cw_entry *old) {
     if (old->flags & CW_ENTRY_KEEP)
         b->kept_names--;
     b->remote.replicas -= (old->flags & CW_ENTRY_REPLICA) != 0;
+    if (old->flags & CW_ENTRY_TIED)
+        cwd_tie_gone(b, old->id);
     if (!(old->flags & CW_ENTRY_REPLICA)) /* no peer sees those */
         cwd_changes_ended(b, old->id);
     if (old->flags & CW_ENTRY_WEAK)
@@ -100,8 +103,9 @@ bool cwd_put_fits(const struct cw_put *put, uint32_t bytes) {
     return bytes == sizeof *put + put->key_bytes + put->meta_bytes &&
            put->meta_bytes <= CW_META_MAX &&
            !(put->flags &
-             ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ | CW_PUT_WEAK)) &&
-           (put->flags & (CW_PUT_KEEP | CW_PUT_WEAK)) != (CW_PUT_KEEP | CW_PUT_WEAK);
+             ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ | CW_PUT_WEAK |
+                         CW_PUT_TIED)) &&
+           __builtin_popcount(put->flags & (CW_PUT_KEEP | CW_PUT_WEAK | CW_PUT_TIED)) <= 1;
 }
 
 static struct cw_entry entry_of(const struct cwd_session *session, const struct cw_put *put,
@@ -118,12 +122,29 @@ static struct cw_entry entry_of(const struct cwd_session *session, const struct 
                                  (put->flags & CW_PUT_KEEP ? CW_ENTRY_KEEP : 0u) |
                                  (put->flags & CW_PUT_REMOTE_READ ? CW_ENTRY_REMOTE_READ : 0u) |
                                  (put->flags & CW_PUT_WEAK ? CW_ENTRY_WEAK : 0u) |
+                                 (put->flags & CW_PUT_TIED ? CW_ENTRY_TIED : 0u) |
                                  (replica ? CW_ENTRY_REPLICA : 0u) | (tree ? CW_ENTRY_TREE : 0u)};
+}
+
+/* Puts it into the directory. *old: what it meant before, if *replaced. */
+static int record_put(struct cwd_broker *b, const struct cw_put *put, const char *key,
+                      const struct cw_entry *entry, const void *meta, bool *replaced,
+                      struct cw_entry *old) {
+    int code = cw_directory_put(b->directory, key, put->key_bytes, entry, meta, put->meta_bytes,
+                                (put->flags & CW_PUT_REPLACE) != 0, replaced, old);
+    if (code == -EEXIST) {
+        int length;
+        const char *name = name_of(key, put->key_bytes, &length);
+        cw_fail(code, "the name \"%.*s\" is taken, by process %u: replace it, or choose another",
+                length, name, old->owner_pid);
+    }
+    return code;
 }
 
 static int put_entry(struct cwd_broker *b, struct cwd_session *session, const struct cw_put *put,
                      const char *key, const void *meta, bool tree) {
     struct cw_entry old = {.id = 0};
+    struct cwd_tie *tie = NULL;
     bool replaced = false;
     int code = check_key(b, session, key, put->key_bytes);
     if (code == 0)
@@ -142,18 +163,14 @@ static int put_entry(struct cwd_broker *b, struct cwd_session *session, const st
     if (code == 0 && weak)
         code = cwd_weak_name_add(b, put, key);
     weak = weak && code == 0;
+    if (code == 0 && put->flags & CW_PUT_TIED)
+        code = cwd_tie_make(b, session, key, put->key_bytes, &tie);
     if (code == 0)
-        code = cw_directory_put(b->directory, key, put->key_bytes, &entry, meta, put->meta_bytes,
-                                (put->flags & CW_PUT_REPLACE) != 0, &replaced, &old);
+        code = record_put(b, put, key, &entry, meta, &replaced, &old);
     if (code) {
-        int length;
-        const char *name = name_of(key, put->key_bytes, &length);
-        if (code == -EEXIST)
-            cw_fail(code,
-                    "the name \"%.*s\" is taken, by process %u: replace it, or choose another",
-                    length, name, old.owner_pid);
         if (weak)
             cwd_weak_name_forget(b, put->slab, put->block, put->gen);
+        cwd_tie_discard(tie);
         cwd_ref_drop(b, put->slab, put->block, put->gen);
         return code;
     }
@@ -164,6 +181,8 @@ static int put_entry(struct cwd_broker *b, struct cwd_session *session, const st
     b->remote.replicas += (entry.flags & CW_ENTRY_REPLICA) != 0;
     if (replaced)
         name_gone(b, &old);
+    if (tie)
+        cwd_tie_add(b, session, tie, cwd_name_version(b, key, put->key_bytes));
     if (session->of_bridge)
         b->last_client_ns = b->now_ns; /* for a peer, who is no client here: it stays as long */
     CWD_COUNT(b, puts);
@@ -215,6 +234,14 @@ int cwd_name_remove(struct cwd_broker *b, struct cwd_session *session, const cha
     CWD_COUNT(b, removes);
     cwd_changes_tell(b);
     return 0;
+}
+
+void cwd_name_end(struct cwd_broker *b, const char *key, size_t key_bytes) {
+    struct cw_entry old;
+    int code = cw_directory_remove(b->directory, key, key_bytes, &old);
+    CW_ASSERT(code == 0);
+    name_gone(b, &old);
+    cwd_changes_tell(b);
 }
 
 uint64_t cwd_name_version(struct cwd_broker *b, const char *key, size_t key_bytes) {

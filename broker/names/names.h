@@ -1,7 +1,7 @@
 /*
  * Names: keys (namespace, NUL, name) to arrays; the directory of shm/ with a reference for each
  * entry. They live as long as the user has a client, and names_linger_seconds more; kept ones until
- * they are removed.
+ * they are removed; tied ones as long as the process that put them (ties.h).
  */
 #ifndef CW_BROKER_NAMES_NAMES_H
 #define CW_BROKER_NAMES_NAMES_H
@@ -30,6 +30,8 @@ int cwd_name_put_version(struct cwd_broker *broker, struct cwd_session *session,
 /* 0, -EINVAL, -ENOENT. */
 int cwd_name_remove(struct cwd_broker *broker, struct cwd_session *session, const char *key,
                     size_t key_bytes);
+/* A name that is there ends by itself. */
+void cwd_name_end(struct cwd_broker *broker, const char *key, size_t key_bytes);
 /* The bridge's session ended: its replicas' names go. */
 void cwd_names_end_replicas(struct cwd_broker *broker);
 /* Ends replicas' names that nobody has, until so many bytes of host memory are on their way back,

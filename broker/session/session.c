@@ -26,6 +26,7 @@
 #include "broker/session/socket.h"
 #include "broker/memory/transit.h"
 #include "broker/names/claims.h"
+#include "broker/names/ties.h"
 #include "broker/names/waits.h"
 
 #define WAKE_AGAIN_NS 1000000 /* until a wake-up that had no memory is tried again */
@@ -220,6 +221,7 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
         cwd_monitor_row_close(b, session);
         cwd_waits_cancel_all(b, session);
         cwd_claims_end(b, session);
+        cwd_ties_end(b, session);
         cwd_jobs_forget(b, session);
         cwd_remote_forget(b, session);
         leases_end(b, session);
@@ -285,6 +287,7 @@ void cwd_session_on_pidfd(struct cwd_broker *b, struct cwd_session *session) {
     session->pid_dead = true;
     cwd_fences_bury(b, session); /* its children may still have the socket, but nobody submits */
     cwd_claims_end(b, session);
+    cwd_ties_end(b, session);
     cwd_loop_remove(b, session->pidfd); /* it would tell for ever */
     end_if_dead(b, session);
 }

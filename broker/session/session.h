@@ -28,6 +28,7 @@ struct cwd_broker;
 struct cwd_transit;
 struct cwd_wait;
 struct cwd_claim;
+struct cwd_tie;
 struct cwd_job;
 struct cwd_remote_job;
 
@@ -79,6 +80,7 @@ struct cwd_session {
     struct cwd_wait *ready;     /* of these, the answers that had no room yet */
     struct cwd_claim *claims;   /* that it has (claims.h) */
     uint32_t claim_count;
+    struct cwd_tie *ties;                  /* names that end with it (ties.h) */
     struct cwd_job *answers;               /* to jobs, the same */
     struct cwd_remote_job *remote_answers; /* to what it wants of other nodes, the same */
 

@@ -42,6 +42,7 @@ static void describe(const char *name, const struct cw_found *found, const struc
     out->created_ns = found->entry.created_ns;
     out->nbytes = found->entry.size_bytes;
     out->keep = (found->entry.flags & CW_ENTRY_KEEP) != 0;
+    out->tied = (found->entry.flags & CW_ENTRY_TIED) != 0;
     out->slab = found->entry.slab;
     if (!shape) {
         describe_tree(found, out);
@@ -277,4 +278,20 @@ int cw_name_is_here(cw_client *client, const char *name) {
         return 1;
     code = cw_remote_call(client, CW_REMOTE_NODE, &key, -1);
     return code == -ELOOP ? 1 : code;
+}
+
+int cw_node(cw_client *client, char *node) {
+    char found[CW_NODE_MAX + 1];
+    if (!client || !node)
+        return cw_needs("a client and a place for the node's name");
+    /* BD2: nothing is read by it; a bridge that begins or ends just now shows the next time. */
+    if (!CW_LOAD(BD2, &client->root->bridge, relaxed))
+        return cw_fail(-ENOENT, "no cableway-bridge runs for this broker: it starts with the "
+                                "broker where that has --listen, else when it is needed");
+    int code = cw_remote_self(client, found);
+    if (code == 0 && !cw_node_valid(found))
+        code = cw_fail(-EPROTO, "the bridge returned a malformed name of this node");
+    if (code == 0)
+        strcpy(node, found);
+    return code;
 }

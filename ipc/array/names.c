@@ -216,10 +216,7 @@ int cw_name_key_put_form(cw_array *array, const struct cw_name_key *key, uint32_
                            .gen = array->gen,
                            .offset_bytes = array->offset_bytes + low_bytes,
                            .size_bytes = shape.span_bytes,
-                           .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                    (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
-                                    (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u) |
-                                    (flags & CW_WEAK ? CW_PUT_WEAK : 0u),
+                           .flags = cw_put_flags_of(flags),
                            .key_bytes = (uint16_t)key->length,
                            .meta_bytes = (uint16_t)cw_meta_encode(&shape, meta)};
     pthread_mutex_lock(&client->lock);
@@ -285,12 +282,14 @@ static int put_here(cw_array *array, const char *name, int gpu, uint32_t flags,
 static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const cw_layout *layout,
                uint64_t offset_bytes) {
     struct cw_name_key key;
-    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_TIED | CW_REMOTE_READ))
         return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP and "
+                       "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP, CW_TIED and "
                        "CW_REMOTE_READ",
                        flags);
-    int code = cw_array_usable(array);
+    int code = cw_put_flags_check(flags);
+    if (code == 0)
+        code = cw_array_usable(array);
     if (code == 0 && array->cow.base)
         code = cw_fail(-EINVAL, "a private array cannot be named, since others would not see what "
                                 "is written to it: copy it, and name the copy");

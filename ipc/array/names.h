@@ -16,8 +16,6 @@ int cw_open_flags_check(const char *function, uint32_t flags);
 /* cw_get() with CW_UNMAPPED. */
 int cw_get_unmapped(cw_client *client, const char *name, cw_array **out);
 
-/* A flag beside those of cw_array_put(), for cw_name_key_put() alone. */
-#define CW_WEAK 0x80000000u
 /* cw_array_put() of a whole array under a free name of this node, which lasts only as long as
  * somebody has the array open: if the last one closes it or dies, the name goes. */
 int cw_array_put_weak(cw_array *array, const char *name);

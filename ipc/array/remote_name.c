@@ -325,13 +325,6 @@ int cw_remote_gpu(const char *device, int *gpu) {
     return 0;
 }
 
-int cw_remote_put_check(uint32_t flags) {
-    return flags & CW_REMOTE_READ
-               ? cw_fail(-EINVAL, "remote reading cannot be allowed from another node: put the "
-                                  "array on its own node with remote reading allowed")
-               : 0;
-}
-
 /* Which array, and how it is put. */
 static struct cw_remote put_form(const cw_array *array, int gpu, uint32_t flags) {
     return (struct cw_remote){.verb = CW_REMOTE_PUT,
@@ -440,6 +433,14 @@ int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **nam
 int cw_remote_peers(cw_client *client, int64_t timeout_ns, char **texts, uint64_t *count) {
     struct cw_name_key none = {.length = 0};
     return ask_texts(client, CW_REMOTE_PEERS, &none, timeout_ns, texts, count);
+}
+
+int cw_remote_self(cw_client *client, char node[CW_NODE_MAX + 1]) {
+    const struct cw_name_key none = {.length = 0};
+    struct cw_remote remote = {.verb = CW_REMOTE_SELF};
+    uint32_t bytes = CW_NODE_MAX;
+    memset(node, 0, CW_NODE_MAX + 1);
+    return call(client, &remote, &none, NULL, 0, node, &bytes, -1);
 }
 
 /* A number, and the tab or end behind it. */

@@ -10,6 +10,7 @@
 #include "ipc/base/device.h"
 #include "ipc/base/meta.h"
 #include "ipc/base/name_key.h"
+#include "ipc/base/node.h"
 
 /* Does it begin as a name of another node does? */
 static inline bool cw_remote_name(const char *name) {
@@ -65,8 +66,6 @@ int cw_remote_put(cw_array *array, const struct cw_name_key *key, int gpu, uint3
                   const cw_layout *layout, uint64_t offset_bytes);
 /* "cpu" (-1), or "cuda:N": how the other node names a GPU is not looked up here. 0 or -ENODEV. */
 int cw_remote_gpu(const char *device, int *gpu);
-/* Do flags ask for what can be done on a name's own node alone? 0 or -EINVAL. */
-int cw_remote_put_check(uint32_t flags);
 /* The same of the index of a tree, which is an anchor, with all parts of the tree. -ESTALE: as
  * meta->if_version says. *version is of the broker *instance. */
 int cw_remote_put_tree(cw_array *array, const struct cw_name_key *key, int gpu, uint32_t flags,
@@ -76,6 +75,8 @@ int cw_remote_call(cw_client *client, enum cw_remote_verb verb, const struct cw_
                    int64_t timeout_ns);
 /* A text about each peer, as the bridge tells it: terminated, one behind the other. cw_free(). */
 int cw_remote_peers(cw_client *client, int64_t timeout_ns, char **texts, uint64_t *count);
+/* The name of this node, as its bridge has it, terminated; not checked. */
+int cw_remote_self(cw_client *client, char node[CW_NODE_MAX + 1]);
 int cw_remote_names(cw_client *client, const struct cw_name_key *key, char **names,
                     uint64_t *count);
 /* What the other node tells about a name; its name, and what it does not tell, is left as it is. */

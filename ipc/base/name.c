@@ -1,5 +1,5 @@
 /*
- * Names: the grammar of names and namespaces, in one place.
+ * Names: the grammar of names and namespaces, and which flags of a put go together, in one place.
  *
  * Pure functions, from any thread.
  */
@@ -7,6 +7,8 @@
 
 #include "ipc/cableway.h"
 #include "ipc/base/layout.h"
+#include "ipc/base/name_key.h"
+#include "ipc/wire.h"
 #include "shm/base/error.h"
 
 /* Length of the UTF-8 character at text, its code point in *point; 0 if it is none. */
@@ -117,4 +119,27 @@ int cw_namespace_check(const char *name_space) {
                        "\"%s\" holds another character",
                        name_space);
     return 0;
+}
+
+int cw_put_flags_check(uint32_t flags) {
+    return (flags & (CW_KEEP | CW_TIED)) == (CW_KEEP | CW_TIED)
+               ? cw_fail(-EINVAL, "a name is kept until it is removed (CW_KEEP) or ends with this "
+                                  "process (CW_TIED), not both: leave one of them out")
+               : 0;
+}
+
+uint32_t cw_put_flags_of(uint32_t flags) {
+    return (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) | (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
+           (flags & CW_TIED ? CW_PUT_TIED : 0u) | (flags & CW_WEAK ? CW_PUT_WEAK : 0u) |
+           (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u);
+}
+
+int cw_remote_put_check(uint32_t flags) {
+    if (flags & CW_TIED)
+        return cw_fail(-EINVAL, "a name of another node cannot end with a process of this one: put "
+                                "it without CW_TIED, and remove it");
+    return flags & CW_REMOTE_READ
+               ? cw_fail(-EINVAL, "remote reading cannot be allowed from another node: put the "
+                                  "array on its own node with remote reading allowed")
+               : 0;
 }

@@ -56,6 +56,14 @@ uint8_t *cw_array_lowest(const cw_array *array);
 /* As cw_array_put(); the array is usable, and the key is checked by the broker. */
 int cw_name_key_put(cw_array *array, const struct cw_name_key *key, uint32_t flags,
                     const cw_layout *layout, uint64_t offset_bytes);
+/* A flag beside those of cw_array_put(), for cw_name_key_put() alone. */
+#define CW_WEAK 0x80000000u
+/* Do a put's flags (CW_KEEP, CW_TIED) go together? 0 or -EINVAL. */
+int cw_put_flags_check(uint32_t flags);
+/* Of a name of another node: do they ask for what its own node alone can do? 0 or -EINVAL. */
+int cw_remote_put_check(uint32_t flags);
+/* The flags of a put of a name of this node, as the broker takes them (enum cw_put_flags). */
+uint32_t cw_put_flags_of(uint32_t flags);
 /* The same as a message, for who sends it himself: head and meta (CW_META_BYTES_MAX bytes). The
  * array stays until the broker has read it. */
 int cw_name_key_put_form(cw_array *array, const struct cw_name_key *key, uint32_t flags,

@@ -47,13 +47,13 @@
 #include "ipc/base/name_key.h"
 #include "ipc/client.h"
 #include "ipc/load/checkpoint.h"
+#include "ipc/load/claim.h"
 #include "ipc/load/origin.h"
 #include "ipc/load/reading.h"
 #include "ipc/load/ring.h"
 #include "ipc/load/target.h"
 #include "ipc/request/channel.h"
 #include "ipc/tree/tree.h"
-#include "shm/base/atomic.h"
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
 
@@ -153,37 +153,8 @@ static int look(const cw_load *load, struct cw_target *target) {
 
 /* ---- the claim ---- */
 
-static uint64_t next_token(void) {
-    static cw_a64 tokens;
-    /* K23: a number that no other load of this process has. */
-    return CW_ADD(K23, &tokens, 1, relaxed) + 1;
-}
-
 static void release(const cw_load *load, struct cw_target *target) {
-    uint8_t body[sizeof(struct cw_claim) + CW_KEY_MAX];
-    struct cw_claim head = {.token = target->token, .key = {.key_bytes = target->key.length}};
-    if (!target->token)
-        return;
-    memcpy(body, &head, sizeof head);
-    memcpy(body + sizeof head, target->key.text, target->key.length);
-    /* Without memory to keep the message it is not sent, and the claim ends with the session. */
-    (void)cw_channel_post(load->client, CW_OP_RELEASE, body,
-                          (uint32_t)sizeof head + target->key.length);
-    target->token = 0;
-}
-
-/* 0: it is ours; -EAGAIN: look again; -EINTR, -ETIMEDOUT: it is not, and we do not wait for it. */
-static int ask_claim(const cw_load *load, struct cw_target *target, int64_t timeout_ns) {
-    target->token = next_token();
-    struct cw_claim body = {
-        .token = target->token, .after = target->after, .key = {.key_bytes = target->key.length}};
-    struct iovec parts[] = {{&body, sizeof body}, {target->key.text, target->key.length}};
-    int code =
-        cw_channel_call(load->client, CW_OP_CLAIM, parts, 2, NULL, NULL, CW_CALL_LOOK, timeout_ns);
-    if (code)
-        release(load,
-                target); /* it may have been granted just before the wait for it was given up */
-    return code;
+    cw_claim_release(load->client, &target->key, &target->token);
 }
 
 /* All that are missing, in order. */
@@ -195,7 +166,7 @@ static int ask_claims(cw_load *load, int64_t timeout_ns) {
             continue;
         for (uint32_t later = i + 1; later < load->count; later++)
             release(load, &load->targets[load->in_order[later]]);
-        code = ask_claim(load, target, timeout_ns);
+        code = cw_claim_ask(load->client, &target->key, target->after, timeout_ns, &target->token);
     }
     return code;
 }

@@ -3,10 +3,10 @@
  *
  * Any thread may call. Requests are written under channel_lock. Of all threads that wait for
  * replies one is the receiver: it spins a little, then sleeps in poll on {bell, socket}, and takes
- * replies out for everybody. The others sleep on the futex in their struct cw_call, so that a
- * signal interrupts each of them (Ctrl-C). When the receiver has its own reply it hands its part to
- * the next. Who finds the request ring full waits in naps, without the lock, and takes replies out
- * meanwhile: the broker stops reading requests where it cannot answer.
+ * replies out for all. The others sleep on the futex in their struct cw_call, so that signals reach
+ * them (Ctrl-C). When the receiver has its own reply it hands its part to the next. Who finds the
+ * request ring full waits in naps, without the lock, and takes replies out meanwhile: the broker
+ * stops reading requests where it cannot answer.
  *
  * Invariants: while calls wait and the broker lives there is a receiver, or one was promoted. A
  * call is in the list exactly as long as its function runs. The broker's death ends the socket: the
@@ -271,8 +271,8 @@ int cw_channel_offer(cw_client *client, uint16_t op, const void *body, uint32_t 
 
 /* How a wait ended: 0 (look again), -EINTR, -ETIMEDOUT. */
 static int wait_as_follower(struct cw_call *call, int64_t left_ns) {
-    cw_trace_sleeps();
     struct timespec limit = {.tv_sec = CW_FAR_S}; /* without a limit SA_RESTART would restart it */
+    cw_trace_sleeps();
     if (left_ns >= 0)
         limit = (struct timespec){.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
     long result = syscall(SYS_futex, &call->word, FUTEX_WAIT_PRIVATE, CALL_WAITS, &limit, NULL, 0);
@@ -406,12 +406,11 @@ static int ask(cw_client *client, uint16_t op, const struct iovec *parts, uint32
                void *reply, uint32_t *reply_bytes, enum cw_call_mode mode, int64_t timeout_ns) {
     struct cw_call call = {.reply = reply, .reply_room = reply_bytes ? *reply_bytes : 0};
     struct cw_interruptible wait = {.begun_ns = cw_now_ns()};
-    int64_t until_ns = cw_end_ns(wait.begun_ns, timeout_ns);
+    int64_t until_ns = cw_end_ns(wait.begun_ns, timeout_ns), limited_ns = cw_socket_limited_ns();
     int code = cw_may_ask();
     if (code)
         return code;
-    if (is_short(mode) && cw_socket_limited_ns() < until_ns)
-        until_ns = cw_socket_limited_ns();
+    until_ns = is_short(mode) && limited_ns < until_ns ? limited_ns : until_ns;
     cw_trace_begin(wait.begun_ns);
     pthread_mutex_lock(&client->channel_lock);
     call.id = ++client->channel.next_id;

@@ -352,15 +352,16 @@ static int publish(struct publication *p, const struct cw_name_key *key, bool re
 
 static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t count,
                            const void *meta, uint64_t meta_bytes, uint32_t flags) {
-    const uint32_t known =
-        CW_REPLACE | CW_KEEP | CW_REMOTE_READ | CW_TREE_NO_HASH | CW_TREE_HASH | CW_TREE_UNSEALED;
+    const uint32_t known = CW_REPLACE | CW_KEEP | CW_TIED | CW_REMOTE_READ | CW_TREE_NO_HASH |
+                           CW_TREE_HASH | CW_TREE_UNSEALED;
     if (!client || (count && !leaves) || (meta_bytes && !meta))
         return cw_needs("a client, leaves and metadata");
     if (flags & ~known)
-        return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_tree_put knows CW_REPLACE, CW_KEEP, CW_REMOTE_READ, "
-                       "CW_TREE_NO_HASH, CW_TREE_HASH and CW_TREE_UNSEALED",
-                       flags);
+        return cw_fail(
+            -EINVAL,
+            "flags 0x%x: cw_tree_put knows CW_REPLACE, CW_KEEP, CW_TIED, CW_REMOTE_READ, "
+            "CW_TREE_NO_HASH, CW_TREE_HASH and CW_TREE_UNSEALED",
+            flags);
     if (flags & CW_TREE_UNSEALED && flags & (CW_TREE_HASH | CW_REMOTE_READ))
         return cw_fail(-EINVAL, "a tree that is not sealed changes in place: it has no hashes, and "
                                 "no other node may read it; leave CW_TREE_HASH and CW_REMOTE_READ "
@@ -369,7 +370,7 @@ static int check_arguments(cw_client *client, const cw_leaf *leaves, uint32_t co
         return cw_fail(-EDQUOT,
                        "a tree of %u leaves was asked for, %u are possible: split the tree", count,
                        CW_LEAVES_MAX);
-    return 0;
+    return cw_put_flags_check(flags);
 }
 
 /* gpu: of another node, -1: its host memory. */

@@ -194,9 +194,7 @@ void cw_tree_put_form(const cw_array *array, const struct cw_index_head *head,
                                         .gen = array->gen,
                                         .offset_bytes = array->offset_bytes,
                                         .size_bytes = array->size_bytes,
-                                        .flags = (flags & CW_REPLACE ? CW_PUT_REPLACE : 0u) |
-                                                 (flags & CW_KEEP ? CW_PUT_KEEP : 0u) |
-                                                 (flags & CW_REMOTE_READ ? CW_PUT_REMOTE_READ : 0u),
+                                        .flags = cw_put_flags_of(flags),
                                         .key_bytes = (uint16_t)key->length,
                                         .meta_bytes = sizeof(struct cw_meta_tree)}};
     *meta = (struct cw_meta_tree){.version = CW_META_TREE_VERSION,
@@ -254,11 +252,14 @@ static int put_again(const cw_tree *tree, cw_client *client, const char *name, i
     uint64_t instance;
     if (!tree || !version)
         return cw_needs("a tree and a place for the version");
-    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_REMOTE_READ))
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_TIED | CW_REMOTE_READ))
         return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_tree_name knows CW_REPLACE, CW_KEEP and CW_REMOTE_READ",
+                       "flags 0x%x: cw_tree_name knows CW_REPLACE, CW_KEEP, CW_TIED and "
+                       "CW_REMOTE_READ",
                        flags);
-    int code = check_held(tree);
+    int code = cw_put_flags_check(flags);
+    if (code == 0)
+        code = check_held(tree);
     if (code == 0)
         code = cw_tree_key_of(client, name, &key);
     const bool remote = code == 1;

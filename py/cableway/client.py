@@ -15,6 +15,7 @@ namespace. After `BrokerLost` the next call connects anew.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from types import TracebackType
@@ -82,6 +83,23 @@ class Connection:
     def namespace(self) -> str:
         """The namespace in which names are looked up."""
         return str(ffi.string(lib.cw_client_namespace(self.pointer)), "ascii")
+
+    @property
+    def node(self) -> str | None:
+        """By what name other nodes know this one's arrays (`//NODE/...`); None: no cableway-bridge runs now, none is started.
+
+        Blocks for a request to the bridge.
+
+        Raises:
+            RemoteError: the bridge cannot start, or does not answer.
+        """
+        name = ffi.new("char[64]")
+        while (status := lib.cw_node(self.pointer, name)) == -errno.EINTR:
+            pass
+        if status == -errno.ENOENT:
+            return None
+        check(status)
+        return str(ffi.string(name), "ascii")
 
     @property
     def broker_pid(self) -> int:

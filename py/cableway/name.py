@@ -53,6 +53,7 @@ def put(
     *,
     replace: bool = True,
     keep: bool = False,
+    tied: bool = False,
     copy: bool | None = None,
     device: str | None = None,
     meta: Any = None,
@@ -64,7 +65,13 @@ def put(
 ) -> Tree: ...
 @overload
 def put(
-    name: str, array: Any, *, as_tree: Literal[True], keep: bool = False, meta: Any = None
+    name: str,
+    array: Any,
+    *,
+    as_tree: Literal[True],
+    keep: bool = False,
+    tied: bool = False,
+    meta: Any = None,
 ) -> Tree: ...
 @overload
 def put(
@@ -73,6 +80,7 @@ def put(
     *,
     replace: bool = True,
     keep: bool = False,
+    tied: bool = False,
     copy: bool | None = None,
     remote: str | None = None,
     device: str | None = None,
@@ -83,6 +91,7 @@ def put(
     *,
     replace: bool = True,
     keep: bool = False,
+    tied: bool = False,
     copy: bool | None = None,
     remote: str | None = None,
     device: str | None = None,
@@ -114,6 +123,8 @@ def put(
         replace: a name that exists gets the new array, in one step; processes that use the old array keep it. False: raises
             `NameTaken`.
         keep: the name stays until it is removed. Otherwise it ends a minute after the user's last process that uses cableway.
+        tied: the name ends when this process ends, however it ends, or closes its connection. Other nodes lose it as they do a name
+            that was removed. Not with keep=True, nor for //NODE/NAME.
         copy: True copies always, False never. What False means for memory of a GPU library: see `asarray`.
         remote: "read": every peer of this node may read it; None: only the peers whose patterns allow it.
         device: the device of the named array, which is a copy if the array is on another device. None: the array's own device.
@@ -140,7 +151,7 @@ def put(
         DeviceError: there is no such device, here or there.
         ProducerDied: a name of another node, and the array's writer died before its work was complete.
         RemoteError: the other node is not known here, cannot be reached or refuses; or it is not known whether it was put there.
-        ValueError: a bad name; copy=False, and it needs a copy.
+        ValueError: a bad name; copy=False, and it needs a copy; tied=True with keep=True, or with //NODE/.
         TypeError: the dtype holds objects, or elements are masked.
 
     >>> import cableway as cw
@@ -156,6 +167,16 @@ def put(
     check(lib.cw_name_check(encoded))
     flags = lib.CW_REPLACE if flag("replace", replace) else 0
     flags |= lib.CW_KEEP if flag("keep", keep) else 0
+    if flag("tied", tied):
+        if keep:
+            raise ValueError(
+                "keep=True keeps the name until it is removed, tied=True ends it with this process; leave one of them out"
+            )
+        if encoded[:2] == b"//":
+            raise ValueError(
+                f'"{name}": a name of another node cannot end with a process of this one; put it without tied=True, and remove it'
+            )
+        flags |= lib.CW_TIED
     copy, hashed = optional_flag("copy", copy), optional_flag("hashed", hashed)
     as_tree = optional_flag("as_tree", as_tree)
     if remote is not None:

@@ -441,7 +441,7 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     wanted = ANY_VERSION if if_version is None else if_version
     version = ffi.new("uint64_t *")
     pointer, connection = tree._pointer(), client.current()
-    flags &= lib.CW_REPLACE | lib.CW_KEEP | lib.CW_REMOTE_READ
+    flags &= lib.CW_REPLACE | lib.CW_KEEP | lib.CW_TIED | lib.CW_REMOTE_READ
     status = lib.cw_tree_name(pointer, connection.pointer, name.encode(), flags, wanted, version)
     if status == -errno.ESTALE:
         raise VersionChanged(str(failure(status)))

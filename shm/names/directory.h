@@ -61,6 +61,7 @@ enum cw_entry_flags {
     CW_ENTRY_REPLICA = 4,     /* the bridge's copy of another node's array: goes with the bridge */
     CW_ENTRY_TREE = 8,        /* the index of a tree (ipc/tree/index.h), and no array */
     CW_ENTRY_WEAK = 16,       /* goes when nobody has the array open any more */
+    CW_ENTRY_TIED = 32,       /* the name ends with the process that put it */
 };
 
 struct cw_entry { /* the fixed part of a record's body; plain memory, a private copy or built by the

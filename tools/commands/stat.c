@@ -74,8 +74,9 @@ static void print_info(const char *name, const cw_name_info *info, const cw_tree
     snprintf(text, sizeof text, "%s (%s ago)", output_time(info->created_ns, moment),
              output_span(output_age_seconds(info->created_ns), age));
     print_line("created", text);
-    print_line("keep",
-               info->keep ? "yes: until it is removed" : "no: goes with the user's last client");
+    print_line("keep", info->keep   ? "yes: until it is removed"
+                       : info->tied ? "no: goes with the process that put it"
+                                    : "no: goes with the user's last client");
     snprintf(text, sizeof text, "%u", info->slab);
     if (here)
         print_line("slab", text);

@@ -163,7 +163,7 @@ static int take_apart(struct cwb_job *job, const uint8_t *body, uint32_t body_by
     memcpy(job->key.text, at, remote->key_bytes);
     job->key.length = remote->key_bytes;
     memcpy(job->meta, at + remote->key_bytes, remote->meta_bytes);
-    if (remote->verb == CW_REMOTE_PEERS)
+    if (remote->verb == CW_REMOTE_PEERS || remote->verb == CW_REMOTE_SELF)
         return 0;
     /* namespace, NUL, "//node/name" */
     const char *key = job->key.text, *end = key + job->key.length;
@@ -259,6 +259,8 @@ int cwb_job_begin(struct cwb_bridge *bridge, struct cwb_local_client *local_clie
         cwb_job_peers(job);
     else if (job->remote.verb == CW_REMOTE_NODE)
         cwb_job_done(job, 0, NULL, 0);
+    else if (job->remote.verb == CW_REMOTE_SELF)
+        cwb_job_done(job, 0, job->bridge->node, (uint32_t)strlen(job->bridge->node));
     else
         cwb_job_ask(job);
     return 0;

@@ -9,6 +9,7 @@ readable, and no handle to it can be opened any more.
 
 from __future__ import annotations
 
+import collections
 import functools
 import weakref
 from typing import Any
@@ -23,12 +24,15 @@ from cableway._core.library import check, check_again, exported, ffi, keeping, l
 from cableway._dispatch import LeaseCell
 from cableway.errors import Error
 
-__all__ = ["PRIVATE_VIEWS_MAX", "Block", "copied", "made", "opened"]
+__all__ = ["PRIVATE_VIEWS_MAX", "Block", "copied", "made", "opened", "unwanted_names"]
 
 HANDLE_BYTES = 48
 PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
 
 _made = False
+# Names that this process gave to blocks that it holds no more, each with the run of its broker; `names` removes them. A block may go
+# at any moment, in any thread: so no more is done then.
+unwanted_names: collections.deque[tuple[int, str]] = collections.deque()
 _private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
 
 
@@ -44,14 +48,23 @@ class Block:
         handle: names it for other processes of the broker, as long as one of them holds it.
         lease: this process's, read-only.
         nbytes: of the frame.
+        name: by which other nodes fetch it (`names`); None: by none yet.
+        has_name: this process gave it that name, which goes with this object.
     """
 
-    __slots__ = ("handle", "lease", "nbytes")
+    __slots__ = ("handle", "has_name", "instance", "lease", "name", "nbytes")
 
-    def __init__(self, handle: bytes, lease: Lease, nbytes: int) -> None:
+    def __init__(self, handle: bytes, lease: Lease, nbytes: int, instance: int) -> None:
         self.handle = handle
         self.lease = lease
         self.nbytes = nbytes
+        self.instance = instance
+        self.name: str | None = None
+        self.has_name = False
+
+    def __del__(self) -> None:
+        if self.has_name and self.name is not None:
+            unwanted_names.append((self.instance, self.name))
 
     def memory(self) -> memoryview:
         """Its bytes, read-only, without a copy. They stay as long as anybody has this."""
@@ -114,6 +127,5 @@ def opened(connection: client.Connection, handle: bytes, nbytes: int) -> Block:
     size = ffi.from_buffer("cw_handle *", handle).size_bytes
     if size != nbytes:
         raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
-    return Block(
-        handle, lease_of_handle(connection, handle, _bytes(nbytes), lib.CW_READONLY), nbytes
-    )
+    lease = lease_of_handle(connection, handle, _bytes(nbytes), lib.CW_READONLY)
+    return Block(handle, lease, nbytes, connection.instance)

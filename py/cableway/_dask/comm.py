@@ -6,12 +6,15 @@ A handle is sent only
   - where the caller left it to Dask how to serialize (`serializers=None`).
 All else are bytes. What a worker sends of its data, by handle or as bytes, is what it sent under that key the first time (`replies`).
 
-A process whose broker ended, or that has found another one, says so with its next message on each connection that is there: a peer of
-ours gets `{"cableway-instance": number or None, "message": the message}`, and takes that apart. So both come back to handles on the
-connections that they have.
+Between nodes that have bridges, a worker's reply names blocks (`names`), if the reader has said that it can fetch from that worker's
+node. Before it asks a worker for data it tries that out, once for each node.
 
-What a message names is held until the peer's answer, which is any message on the same connection, and for 30 s at most where none
-comes (a connection goes back into a pool after a reply). If it is gone by the time that the peer opens it (we were killed, or later
+A process whose broker ended, or that has found another one, or can fetch from the peer's node now, says so with its next message on each
+connection that is there: a peer of ours gets `{"cableway-news": what has changed of what the handshake told, "message": the message}`,
+and takes that apart. So both come back to handles on the connections that they have.
+
+What a message names is held until the peer's answer, which is any message on the same connection, or its end, and for 30 s at most where
+none comes (a connection goes back into a pool after a reply). If it is gone by the time that the peer opens it (we were killed, or later
 than that), the peer sees `CommClosedError`, as if the connection had been cut: Dask asks elsewhere, or again. For 30 s the peer then
 tells our host that it has no broker, and so gets bytes.
 """
@@ -24,13 +27,13 @@ from typing import Any
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError
 
-from cableway._dask import family, memory, node, replies
+from cableway._dask import family, memory, names, node, replies
 from cableway._dask.records import Record
 
 __all__ = ["HOLD_SECONDS", "TCPBackend", "TLSBackend"]
 
 HOLD_SECONDS = 30.0
-_NEWS = "cableway-instance"
+_NEWS = "cableway-news"
 
 
 class _Unanswered(list[Record]):
@@ -94,40 +97,79 @@ class _Handles(tcp.TCP):
             if type(message) is dict and _NEWS in message:
                 said = self._peer()
                 if said is not None:
-                    said["instance"] = message[_NEWS]
+                    said.update(message[_NEWS])
                 message = message["message"]
             message = await replies.opened(message)
         except family.HandleFailed as error:
-            if not isinstance(error, family.OtherBroker):  # of that, the next messages tell
+            # Of another broker the next messages tell, and that a node cannot be reached was noted.
+            if not isinstance(error, (family.OtherBroker, family.NotFetched)):
                 node.distrust(self.peer_address)
             self.abort()
             raise CommClosedError(f"in {self}: a handle could not be opened: {error}") from error
+        except CommClosedError:
+            if self.unanswered is not None:  # the peer has read what it will ever read
+                self.unanswered.answered()
+            raise
         if self.unanswered is not None:
             self.unanswered.answered()
         return message
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> Any:
         handles = serializers is None and self.takes_handles()
+        node_name = None if handles or serializers is not None else self.fetched_from()
+        reached = await self._reaches(msg)
+        if (handles or node_name is not None) and self.unanswered is None:
+            self.unanswered = _Unanswered()
         if handles:
-            if self.unanswered is None:
-                self.unanswered = _Unanswered()
             self.handshake_options["cableway"] = self.unanswered  # the family's context
             serializers = ("cableway", *family.INNER)
-        msg = await replies.with_keys(self, msg, handles, serializers)
-        said, news = self.local_info.get("cableway"), False
-        if said is not None and self._peer() is not None:
-            told = node.instance_for(self.peer_address)
-            news = told != said["instance"]
+        msg = await replies.with_keys(self, msg, handles, node_name, serializers)
+        news = self._news(reached)
         if news:
-            msg = {_NEWS: told, "message": msg}
+            msg = {_NEWS: news, "message": msg}
         try:
             found = await super().write(msg, serializers=serializers, on_error=on_error)
         finally:
-            if handles and self.unanswered is not None:
+            if (handles or node_name is not None) and self.unanswered is not None:
                 self.unanswered.expect_answer()
         if news:
-            said["instance"] = told
+            self.local_info["cableway"].update(news)
         return found
+
+    def fetched_from(self) -> str | None:
+        """By which name of this node the peer fetches blocks from it; None: it does not."""
+        said, found = self._peer(), node.established()
+        if said is None or said.get("final") is not True or said.get("reached") is not True:
+            return None
+        own = None if found is None else names.own(found)
+        return None if own is None else own.node
+
+    async def _reaches(self, msg: Any) -> bool:
+        """Whether we can fetch from the peer's node. Tried out before it is asked for data for the first time."""
+        said, found = self._peer(), node.established()
+        if said is None or found is None or not said.get("bridge") or said["instance"] is None:
+            return False
+        if said["instance"] == found.instance:
+            return False
+        there, probe = said["bridge"]
+        known = names.known_reach(there, said["instance"])
+        if known is None and isinstance(msg, dict) and msg.get("op") == "get_data":
+            loop = asyncio.get_running_loop()
+            ask = loop.run_in_executor(names.pool(), names.reaches, there, probe, said["instance"])
+            known = await ask
+        return bool(known)
+
+    def _news(self, reached: bool) -> dict[str, Any]:
+        """What has changed since the peer was told last."""
+        said = self.local_info.get("cableway")
+        if said is None or self._peer() is None:
+            return {}
+        now = {
+            "instance": node.instance_for(self.peer_address),
+            "bridge": node.bridge(),
+            "reached": reached,
+        }
+        return {what: value for what, value in now.items() if said.get(what) != value}
 
 
 class TCP(_Handles):

@@ -28,14 +28,16 @@ from distributed.protocol.utils import msgpack_opts
 from distributed.sizeof import safe_sizeof
 from distributed.utils import nbytes
 
-from cableway._dask import blocks, node, records
+from cableway._dask import blocks, names, node, records
 from cableway._dask.records import Record
 from cableway.errors import BrokerLost, Error, LimitExceeded
 
 __all__ = [
     "INNER",
+    "Elsewhere",
     "HandleFailed",
     "Later",
+    "NotFetched",
     "OtherBroker",
     "as_bytes",
     "copy_of",
@@ -58,6 +60,10 @@ class HandleFailed(Exception):
 
 class OtherBroker(HandleFailed):
     """It is of another run of the broker than this process's."""
+
+
+class NotFetched(HandleFailed):
+    """It lies on another node, from which it could not be fetched; that node sends bytes for a while."""
 
 
 _SETTING = (
@@ -211,6 +217,36 @@ class Later:
         return unpack(self._record)
 
 
+class Elsewhere:
+    """Stands for an object whose blocks lie on another node, and have names there: a thread of `names` fetches them."""
+
+    def __init__(self, header: dict[str, Any], small: list[bytes]) -> None:
+        self._header = header
+        self._small = small
+
+    def open(self) -> Any:
+        """The object. Waits until its bytes are here.
+
+        Raises:
+            NotFetched: they cannot be fetched.
+            HandleFailed: as `unpack`.
+        """
+        header, connection = self._header, node.established()
+        if connection is None:
+            raise OtherBroker("the broker for the blocks of a message is gone")
+        try:
+            large = [
+                (place, names.fetched(connection, header["node"], name, size), writeable)
+                for place, name, size, writeable in header["names"]
+            ]
+        except BrokerLost as error:
+            raise OtherBroker(str(error)) from error
+        except (Error, ValueError) as error:
+            names.distrust(header["node"], header["instance"], error)
+            raise NotFetched(str(error)) from error
+        return unpack(Record(header["key"], self._small, large, connection.instance))
+
+
 def _takes_long(record: Record) -> bool:
     if not OFFLOAD_THRESHOLD or record.key is None:
         return False
@@ -243,6 +279,9 @@ def loads(header: dict[str, Any], frames: list[Any]) -> Any:
     Raises:
         HandleFailed: a handle could not be opened.
     """
+    small = [bytes(frame) for frame in frames]
+    if "node" in header:
+        return Elsewhere(header, small)
     connection = node.established()
     if connection is None or connection.instance != header["instance"]:
         raise OtherBroker("the broker that holds the blocks of a message is gone")
@@ -255,6 +294,5 @@ def loads(header: dict[str, Any], frames: list[Any]) -> Any:
         raise OtherBroker(str(error)) from error
     except Error as error:
         raise HandleFailed(str(error)) from error
-    small = [bytes(frame) for frame in frames]
     record = Record(header["key"], small, large, header["instance"])
     return Later(record) if _takes_long(record) else unpack(record)

@@ -21,11 +21,13 @@ import distributed
 from distributed.comm.addressing import get_address_host
 
 from cableway import client
+from cableway._dask import names
 from cableway.errors import Error
 
 __all__ = [
     "BYTES_SECONDS",
     "PROTOCOL",
+    "bridge",
     "connection",
     "distrust",
     "established",
@@ -37,7 +39,7 @@ __all__ = [
 logger = logging.getLogger("cableway.dask")
 
 PROTOCOL = (
-    2  # of what is told, and of headers of the family "cableway"; peers of another one get bytes
+    3  # of what is told, and of headers of the family "cableway"; peers of another one get bytes
 )
 BYTES_SECONDS = 30.0  # for which a host's processes are sent no handles after one failed
 _RETRY_SECONDS = 5.0  # after no broker could be reached
@@ -120,13 +122,24 @@ def told(peer: str, final: bool) -> dict[str, Any] | None:
     if not final:
         return None
     if not _had and has_data():
-        connection()
+        found = connection()
+        if found is not None:
+            names.prepare(found)
     return {
         "instance": instance_for(peer),
         "node": socket.gethostname(),
         "protocol": PROTOCOL,
         "final": final,
+        "bridge": bridge(),
+        "reached": False,
     }
+
+
+def bridge() -> list[str] | None:
+    """How other nodes fetch from this process by the bridge (`names.Own`); None: they do not. Never blocks."""
+    found = established() if has_data() else None
+    own = None if found is None else names.own(found)
+    return None if own is None else [*own]
 
 
 def instance_for(peer: str) -> int | None:

@@ -57,6 +57,23 @@ class Record:
         self.blocks = blocks
         self.instance = instance
 
+    def header_by_name(self, node: str) -> dict[str, Any]:
+        """The same for a reader on another node, of blocks that have names here.
+
+        Args:
+            node: this one.
+        """
+        return {
+            "serializer": "cableway",
+            "instance": self.instance,
+            "key": self.key,
+            "node": node,
+            "names": [
+                (place, block.name, block.nbytes, writeable)
+                for place, block, writeable in self.blocks
+            ],
+        }
+
     def header(self) -> dict[str, Any]:
         """A new header for a message; `family.loads` reads it."""
         return {

@@ -11,23 +11,31 @@ at once. If the process dies in the midst, its leases end, and the peer's connec
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 from distributed.protocol.serialize import Serialize, Serialized
 from distributed.utils import offload
 
-from cableway._dask import family, node, records
+from cableway._dask import family, names, node, records
 from cableway._dask.records import Record
+from cableway.errors import Error
 
 __all__ = ["opened", "with_keys"]
 
+logger = logging.getLogger("cableway.dask")
 
-async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any:
+
+async def with_keys(
+    comm: Any, msg: Any, handles: bool, node_name: str | None, serializers: Any
+) -> Any:
     """The message with its large objects packed, if it is one that names their keys; else as it is.
 
     Args:
         comm: the connection (`comm`).
         handles: the peer takes them; else it gets bytes.
+        node_name: the peer is on another node, and fetches blocks by name from this one, which it knows by that; None: it does not.
         serializers: those that the caller asks for; None: Dask's.
     """
     if not isinstance(msg, dict) or type(msg.get("data")) is not dict:
@@ -47,18 +55,21 @@ async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any
     }
     if not large:
         return msg
-    found = {key: _known(key, obj, handles) for key, obj in large.items()}
+    by_name = serves and node_name is not None
+    found = {key: _known(key, obj, handles or by_name) for key, obj in large.items()}
     new = [key for key, record in found.items() if record is None]
     if new:
-        found = await offload(_packed, comm, large, serves, handles)
+        found = await offload(_packed, comm, large, serves, handles or by_name)
     if new and serves:
         made = {key: (large[key], found[key]) for key in new}
         comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], Record)})
+    fetchable = await _named(found) if by_name else ()
     packed: dict[Any, Any] = {}
     for key, sent in found.items():
-        if isinstance(sent, Record) and handles:
+        if isinstance(sent, Record) and (handles or key in fetchable):
             comm.unanswered.append(sent)
-            packed[key] = Serialized(sent.header(), sent.frames)
+            header = sent.header() if handles else sent.header_by_name(str(node_name))
+            packed[key] = Serialized(header, sent.frames)
         elif sent is None or (serializers is not None and not handles):
             if isinstance(sent, Record):
                 packed[key] = Serialize(family.copy_of(family.as_bytes(sent)))
@@ -67,40 +78,71 @@ async def with_keys(comm: Any, msg: Any, handles: bool, serializers: Any) -> Any
     return {**msg, "data": {**data, **packed}}
 
 
+async def _named(found: dict[Any, Record | Serialized | None]) -> set[Any]:
+    """Gives blocks names for other nodes: the keys of which all have one. Where there is no room for names, bytes go."""
+
+    def put() -> set[Any]:
+        done = set()
+        for key, record in found.items():
+            try:
+                if isinstance(record, Record):
+                    for _, block, _ in record.blocks:
+                        names.named(block)
+                    done.add(key)
+            except Error as error:
+                logger.info("%r goes to another node as bytes: %s", key, error)
+        return done
+
+    if all(
+        isinstance(r, Record) and all(b.has_name for _, b, _ in r.blocks) for r in found.values()
+    ):
+        return set(found)
+    return await offload(put)
+
+
 async def opened(msg: Any) -> Any:
-    """The message with those objects that take long to open.
+    """The message with those objects that take long to open, or come from another node.
 
     Raises:
-        HandleFailed: a view of a block cannot be made.
+        HandleFailed: a view of a block cannot be made, or it cannot be fetched.
         Exception: what the object's own family raises.
     """
     data = msg.get("data") if type(msg) is dict else None
     if type(data) is not dict:
         return msg
     later = {key: value for key, value in data.items() if type(value) is family.Later}
-    if not later:
-        return msg
-    found = await offload(lambda: {key: value.open() for key, value in later.items()})
-    return {**msg, "data": {**data, **found}}
+    found = {}
+    if later:
+        found = await offload(lambda: {key: value.open() for key, value in later.items()})
+    elsewhere = {key: value for key, value in data.items() if type(value) is family.Elsewhere}
+    if elsewhere:
+        loop = asyncio.get_running_loop()
+        fetches = [loop.run_in_executor(names.pool(), value.open) for value in elsewhere.values()]
+        come = await asyncio.gather(*fetches, return_exceptions=True)  # all end before it is said
+        for error in come:
+            if isinstance(error, BaseException):
+                raise error
+        found.update(zip(elsewhere, come, strict=True))
+    return {**msg, "data": {**data, **found}} if found else msg
 
 
-def _known(key: object, obj: object, handles: bool) -> Record | None:
-    """The record of an object under its key, if it will do."""
+def _known(key: object, obj: object, shared: bool) -> Record | None:
+    """The record of an object under its key, if it will do. shared: its blocks are of the broker of now."""
     record = records.recall(obj, key)
-    if record is None or not handles:
+    if record is None or not shared:
         return record
     found = node.established()
     return record if found is not None and record.instance == found.instance else None
 
 
 def _packed(
-    comm: Any, large: dict[Any, object], serves: bool, handles: bool
+    comm: Any, large: dict[Any, object], serves: bool, shared: bool
 ) -> dict[Any, Record | Serialized | None]:
     """A record of each; its frames where it has no large ones or there is no room; None: Dask's own family cannot do it."""
     context = {"sender": comm.local_info, "recipient": comm.remote_info, **comm.handshake_options}
     found: dict[Any, Record | Serialized | None] = {}
     for key, obj in large.items():
-        found[key] = _known(key, obj, handles)
+        found[key] = _known(key, obj, shared)
         if found[key] is not None:
             continue
         earlier = records.recall(obj, key)

@@ -17,7 +17,7 @@ from tornado.ioloop import PeriodicCallback
 
 from cableway import client
 from cableway._core import idle_memory
-from cableway._dask import blocks, family, memory, node, records, same, spilling
+from cableway._dask import blocks, family, memory, names, node, records, same, spilling
 from cableway._dask.records import Record
 
 __all__ = ["attach", "attach_nanny"]
@@ -102,7 +102,9 @@ def _view(key: Key, record: Record) -> object:
 
 def attach(worker: Any) -> None:
     """A worker has started."""
-    node.connection()
+    found = node.connection()
+    if found is not None:
+        names.prepare(found)
     original, served = worker.handlers["get_data"], Served(worker)
 
     async def get_data(
@@ -171,10 +173,12 @@ def _look_often(worker: Any, fast: Any) -> None:
         found = keeper()
         node.established()
         idle_memory.settle()
+        loop = asyncio.get_running_loop()
+        if blocks.unwanted_names:
+            await loop.run_in_executor(names.pool(), names.forget_unwanted)
         spills = hasattr(fast, "order") and memory.oldest_shared(fast) is not None
         if found is None or not (spills or blocks.made()):
             return
-        loop = asyncio.get_running_loop()
         said = _stores[found] = await loop.run_in_executor(None, memory.store)
         excess_bytes = said.used - int(memory.SHARED_SPILL_FRACTION * said.limit)
         if said.limit and excess_bytes > 0 and not idle_memory.give_up() and spills:

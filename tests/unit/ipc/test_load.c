@@ -137,6 +137,40 @@ static void test_who_gives_up_leaves_the_claim_to_others(void **state) {
     raw_bye(&other);
 }
 
+static void test_the_claim_of_an_arrays_name(void **state) {
+    cw_client *one = connect_here(), *two = connect_here();
+    uint64_t token, others;
+    const int64_t shape[] = {9};
+    const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = shape, .dtype = "|u1"};
+    cw_array *array;
+    (void)state;
+    assert_int_equal(cw_claim(one, "//n/x", 0, &token), -EINVAL);
+    assert_int_equal(cw_claim(one, "x", FOREVER, &token), 0);
+    assert_int_equal(cw_claim(two, "x", TINY_NS, &others), -ETIMEDOUT);
+    assert_int_equal(others, 0);
+    assert_int_equal(cw_claim(two, "y", FOREVER, &others), 0);
+    cw_claim_end(two, "y", others);
+    cw_claim_end(two, "x", token); /* it is not theirs */
+    assert_int_equal(cw_claim(two, "x", TINY_NS, &others), -ETIMEDOUT);
+    cw_claim_end(one, "x", token);
+    int code;
+    while ((code = cw_claim(two, "x", FOREVER, &others)) == -EAGAIN)
+        continue;
+    assert_int_equal(code, 0);
+    assert_int_equal(cw_array_new(two, "cpu", &layout, 0, &array), 0);
+    assert_int_equal(cw_array_put(array, "x", CW_TIED, NULL, 0), 0);
+    cw_claim_end(two, "x", others);
+    while ((code = cw_claim(one, "x", FOREVER, &token)) == 0)
+        fail_msg("the name is there, and nobody is to make it");
+    assert_int_equal(code, -EAGAIN);
+    cw_array_close(array);
+    cw_client_unref(two); /* the name goes with it */
+    while ((code = cw_claim(one, "x", FOREVER, &token)) == -EAGAIN)
+        continue;
+    assert_int_equal(code, 0);
+    cw_client_unref(one);
+}
+
 static void assert_refused(cw_client *client, cw_load *load, const char *because) {
     struct raw_client other;
     cw_tree *tree;
@@ -310,6 +344,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_who_has_the_claim_is_waited_for),
         cmocka_unit_test(test_who_gives_up_leaves_the_claim_to_others),
+        cmocka_unit_test(test_the_claim_of_an_arrays_name),
         cmocka_unit_test(test_a_file_that_is_written_meanwhile_is_refused),
         cmocka_unit_test(test_a_file_that_is_replaced_meanwhile_is_read_as_it_was),
         cmocka_unit_test(test_a_name_that_is_loaded_already_is_kept_by_its_next_version),

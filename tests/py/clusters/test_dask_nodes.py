@@ -1,0 +1,62 @@
+"""cableway.dask between nodes: three of them, each with a broker and a bridge. Each test is a function of dask_nodes.py.
+
+Runs in `make test-more`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import bridge_support
+import pytest
+from dask_runs import run
+
+pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Nodes that may fetch each other's blocks."""
+    with bridge_support.net("a", "b", "c") as made:
+        made.acquaint("--read", "dask/*")
+        made.start()
+        yield made
+
+
+def told(net):
+    """The environment of each node's processes."""
+    return json.dumps(
+        {
+            name: {key: node.environment[key] for key in ("CABLEWAY_DIR", "CABLEWAY_NODE_DIR")}
+            for name, node in net.nodes.items()
+        }
+    )
+
+
+def test_an_array_crosses_each_link_once(three, tmp_path):
+    run("dask_nodes.py", "once_a_node", tmp_path, {}, told(three), "2", "32")
+
+
+@pytest.mark.parametrize("name", ["names_end", "refused"])
+def test_dask_between_nodes(three, name, tmp_path):
+    try:
+        run("dask_nodes.py", name, tmp_path, {}, told(three))
+    finally:
+        three.nodes["a"].knows(three.nodes["b"], "--read", "dask/*")
+
+
+def test_bridges_are_killed_in_the_midst(three, tmp_path):
+    run("dask_nodes.py", "killed", tmp_path, {}, told(three), "bridge", "8")
+
+
+def test_brokers_are_killed_in_the_midst(tmp_path):
+    with bridge_support.net("a", "b", "c") as made:
+        made.acquaint("--read", "dask/*")
+        made.start()
+        try:
+            run("dask_nodes.py", "killed", tmp_path, {}, told(made), "broker", "6")
+        finally:
+            for node in made.nodes.values():  # what runs there now, its workers have started
+                node.command("stop", "--yes", "--force", check=False)
+                node.process.wait(60)
+                node.process = None

@@ -84,7 +84,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "tools/doctor": ("shm/base", "shm/session", "ipc/cableway.h", "tools"),
     "tools/npy": ("shm/base", "ipc/cableway.h"),
     "tools/run": ("shm/base", "ipc/cableway.h", "tools"),
-    "tools/safetensors": ("shm/base", "ipc/cableway.h", "tools/npy"),
+    "tools/safetensors": ("shm/base", "ipc/cableway.h", "tools", "tools/npy"),
     "tools/watch": (
         "shm/base", "shm/session", "shm/blocks", "ipc/cableway.h", "ipc/wire.h", "ipc/base/device.h", "ipc/base/name_key.h",
         "ipc/tasks/pool_parts.h", "ipc/tasks/queue_head.h", "tools",

@@ -102,9 +102,8 @@ static int check_key(struct cwd_broker *b, const struct cwd_session *session, co
 bool cwd_put_fits(const struct cw_put *put, uint32_t bytes) {
     return bytes == sizeof *put + put->key_bytes + put->meta_bytes &&
            put->meta_bytes <= CW_META_MAX &&
-           !(put->flags &
-             ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ | CW_PUT_WEAK |
-                         CW_PUT_TIED)) &&
+           !(put->flags & ~(uint32_t)(CW_PUT_REPLACE | CW_PUT_KEEP | CW_PUT_REMOTE_READ |
+                                      CW_PUT_WEAK | CW_PUT_TIED)) &&
            __builtin_popcount(put->flags & (CW_PUT_KEEP | CW_PUT_WEAK | CW_PUT_TIED)) <= 1;
 }
 

@@ -1,10 +1,8 @@
 /*
- * Names: put, get, wait, remove, list.
- *
- * Reading a name asks nobody: the directory is shared memory that the broker writes. A record that
- * is found names a block; the lease is taken after that, and if the block went meanwhile (the name
- * was replaced), the name is looked up again. Changing a name is a request over the channel. What a
- * record says was written by another client: it is checked as everything else.
+ * Names: put, get, wait, remove, list. Reading a name asks nobody: the directory is shared memory
+ * that the broker writes. A record that is found names a block; the lease is taken after that, and
+ * if the block went meanwhile (the name was replaced), the name is looked up again. Changing a name
+ * is a request over the channel. What a record says was written by another client: it is checked.
  */
 #include <sched.h>
 #include <stdio.h>

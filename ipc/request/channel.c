@@ -9,7 +9,7 @@
  * stops reading requests where it cannot answer.
  *
  * Invariants: while calls wait and the broker lives there is a receiver, or one was promoted. A
- * call is in the list exactly as long as its function runs. The broker's death ends the socket: the
+ * call is in the list as long as its function runs. The broker's death ends the socket: the
  * receiver sees that and wakes all.
  */
 #include <linux/futex.h>
@@ -43,9 +43,8 @@ void cw_channel_init(cw_client *client) {
 static void ring_doorbell(cw_client *client) {
     uint64_t one = 1;
     ssize_t count;
-    do
-        count = write(client->doorbell, &one, sizeof one);
-    while (count < 0 && errno == EINTR);
+    while ((count = write(client->doorbell, &one, sizeof one)) < 0 && errno == EINTR)
+        ;
 }
 
 static void call_wake(cw_client *client, struct cw_call *call, enum cw_call_word word) {

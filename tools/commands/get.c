@@ -1,7 +1,7 @@
 /*
  * cableway get: an array as an .npy file, or a .safetensors file if its name ends so; a tree as a
- * .safetensors file (get_tree.c). Contiguous arrays (C or Fortran) are written as they lie; strided
- * views in C order. The file appears whole or not at all.
+ * .safetensors file (tools/safetensors/from_tree.c). Contiguous arrays (C or Fortran) are written
+ * as they lie; strided views in C order. The file appears whole or not at all.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -14,10 +14,10 @@
 
 #include "shm/base/error.h"
 #include "tools/cli.h"
-#include "tools/commands/get_tree.h"
 #include "tools/elements.h"
 #include "tools/npy/npy.h"
 #include "tools/output.h"
+#include "tools/safetensors/from_tree.h"
 #include "tools/safetensors/safetensors.h"
 
 struct target { /* where the file is written, until it gets its name */
@@ -152,7 +152,7 @@ static int get_tree(const struct cli *cli, cw_client *client, const cw_tree *tre
                          name, info.leaves);
     int result = target_open(path, &target);
     if (result == 0)
-        result = get_tree_write(target.fd, name, client, tree, &data_bytes);
+        result = safetensors_from_tree(target.fd, name, client, tree, &data_bytes);
     int code = file_result(target_close(&target, result));
     if (code == CLI_OK)
         report_tree(cli, tree, data_bytes);

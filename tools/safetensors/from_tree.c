@@ -1,5 +1,5 @@
 /*
- * A tree as a .safetensors file: see get_tree.h.
+ * A tree as a .safetensors file: see from_tree.h.
  *
  * Each leaf is written under its path. Paths are unique in a tree, so no two collide. The format
  * lets no two arrays share data: what is tied is written once for each path, so that a reader finds
@@ -8,7 +8,7 @@
  *
  * The tree is held, and never changes. One thread; nothing outlives the call.
  */
-#include "tools/commands/get_tree.h"
+#include "tools/safetensors/from_tree.h"
 
 #include <errno.h>
 #include <jansson.h>
@@ -138,8 +138,8 @@ static int write_leaf(int fd, cw_client *client, const cw_tree *tree, uint32_t n
                 : elements_write(fd, parts[leaf.part], leaf.offset_bytes, &leaf.layout, false);
 }
 
-int get_tree_write(int fd, const char *name, cw_client *client, const cw_tree *tree,
-                   uint64_t *data_bytes) {
+int safetensors_from_tree(int fd, const char *name, cw_client *client, const cw_tree *tree,
+                          uint64_t *data_bytes) {
     cw_tree_info info;
     struct place *places;
     cw_tree_look_at(tree, &info);

@@ -88,10 +88,12 @@ struct cwd_broker {
     struct cwd_session *ended;    /* to be freed at the end of the turn */
     struct cwd_session *dropped;  /* to be settled at the end of the turn, before that */
     uint32_t next_session;
-    uint32_t clients;        /* sessions that said HELLO and have not ended */
-    struct cwd_pace refused; /* clients of each process (hello.c) */
-    uint32_t admins;         /* of these, who came to change a limit (hello.c) */
-    uint32_t connecting;     /* sessions that did not say HELLO yet */
+    uint32_t clients;         /* sessions that said HELLO and have not ended */
+    struct cwd_pace refused;  /* clients of each process (hello.c) */
+    struct cwd_pace refusals; /* requests of each process (refusals.h) */
+    int64_t resume_ns;        /* when a session that pauses is read again; INT64_MAX: none does */
+    uint32_t admins;          /* of these, who came to change a limit (hello.c) */
+    uint32_t connecting;      /* sessions that did not say HELLO yet */
     int64_t last_client_ns;
 
     /* slabs.c */

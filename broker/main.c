@@ -20,6 +20,7 @@
 #include "ipc/wire.h"
 #include "shm/base/error.h"
 #include "shm/base/trace.h"
+#include "shm/session/variable.h"
 
 #define IDLE_EXIT_DETACHED_NS 60000000000
 #define IDLE_EXIT_MOST_S      (10 * 366 * 86400)
@@ -172,6 +173,18 @@ static const char *absolute(const char *path) {
     return asprintf(&joined, "%s/%s", folder, path) < 0 ? path : joined;
 }
 
+/* A setting that is misspelt would else pass in silence. Names that are like none of ours are
+ * others' business: of later versions, or of whoever tests or starts us. */
+static void tell_misspelt_variables(void) {
+    char name[CW_VARIABLE_MAX], meant[CW_VARIABLE_MAX];
+    for (char **at = environ; at && *at; at++) {
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(*at, "="), *at);
+        if (cw_variable_meant(name, meant))
+            cwd_log_error(0, "the variable %s is set, and nothing reads it: did you mean %s?", name,
+                          meant);
+    }
+}
+
 int main(int argc, char **argv) {
     static struct cwd_broker broker;
     struct cwd_options options = {.idle_exit_ns = -1};
@@ -200,6 +213,7 @@ int main(int argc, char **argv) {
         cwd_detach_tell(verdict_fd, code, cw_detail());
         return code;
     }
+    tell_misspelt_variables();
     if (options.bridge)
         cwd_verdict_await(&broker, verdict_fd);
     else

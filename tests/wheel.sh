@@ -85,6 +85,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 PYTHON
 clean timeout 60 env TERM=xterm python screen.py
 clean timeout 60 env TERM=xterm-of-tomorrow TERMINFO="$folder/empty" python screen.py
+# Its completions come from the command.
+clean cableway completion bash | bash -n
+clean cableway completion zsh | grep -q "#compdef cableway"
 # Its pages and its license are in it.
 for page in cableway.1 cableway-run.1 cablewayd.1 cableway-bridge.1 cableway-mover.1; do
     if [ ! -s "$folder/venv/share/man/man1/$page" ]; then

@@ -166,6 +166,7 @@ static void on_event(struct cwd_broker *b, const struct epoll_event *event) {
 static bool serve_channels(struct cwd_broker *b) {
     struct cwd_session *session, *next;
     bool worked = false;
+    b->resume_ns = INT64_MAX;
     HASH_ITER(hh, b->sessions, session, next) {
         if (session->state != CWD_OPEN)
             continue;
@@ -192,7 +193,8 @@ static bool any_channel_ready(struct cwd_broker *b) {
 static bool any_client_spins(struct cwd_broker *b) {
     struct cwd_session *session;
     for (session = b->sessions; session; session = session->hh.next)
-        if (session->state == CWD_OPEN && cw_sleeper_spin_pays(&session->replies.ring->consumer))
+        if (session->state == CWD_OPEN && !session->paused_until_ns &&
+            cw_sleeper_spin_pays(&session->replies.ring->consumer))
             return true;
     return false;
 }
@@ -307,6 +309,8 @@ void cwd_loop_run(struct cwd_broker *b) {
             due_ns = b->now_ns;
         if (b->wake_again_ns < due_ns)
             due_ns = b->wake_again_ns;
+        if (b->resume_ns < due_ns)
+            due_ns = b->resume_ns;
         cwd_sessions_free_ended(b);
         cwd_monitor_update(b);
     }

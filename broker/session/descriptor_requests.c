@@ -12,6 +12,7 @@
 #include "broker/memory/slabs.h"
 #include "broker/memory/fences.h"
 #include "broker/memory/inherited.h"
+#include "broker/session/refusals.h"
 #include "broker/session/session.h"
 #include "broker/session/socket.h"
 
@@ -151,8 +152,10 @@ void cwd_descriptor_request(struct cwd_broker *b, struct cwd_session *session,
     int code = cwd_mail_check(mail);
     if (code == 0)
         code = operations[op].serve(b, session, mail, &answer);
-    if (cwd_is_error(code))
+    if (cwd_is_error(code)) {
         cwd_errors_note(session->pid, cw_detail());
+        cwd_refusal(b, session);
+    }
     bool sent = cwd_socket_reply(b, session, &mail->head, code, &answer.body, answer.body_bytes,
                                  answer.fds, answer.fd_count);
     if (code == 0 && op == CW_OP_LEASE_TABLE)

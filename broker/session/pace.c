@@ -3,7 +3,7 @@
  */
 #include "broker/session/pace.h"
 
-bool cwd_bucket_take(struct cwd_bucket *bucket, double per_second, double at_once, int64_t now_ns) {
+static void fill(struct cwd_bucket *bucket, double per_second, double at_once, int64_t now_ns) {
     if (!bucket->filled_ns)
         bucket->tokens = at_once;
     else
@@ -11,6 +11,10 @@ bool cwd_bucket_take(struct cwd_bucket *bucket, double per_second, double at_onc
     bucket->filled_ns = now_ns;
     if (bucket->tokens > at_once)
         bucket->tokens = at_once;
+}
+
+bool cwd_bucket_take(struct cwd_bucket *bucket, double per_second, double at_once, int64_t now_ns) {
+    fill(bucket, per_second, at_once, now_ns);
     if (bucket->tokens < 1)
         return false;
     bucket->tokens -= 1;
@@ -33,6 +37,16 @@ static struct cwd_bucket *bucket_of(struct cwd_pace *pace, pid_t pid) {
 bool cwd_pace_take(struct cwd_pace *pace, pid_t pid, double per_second, double at_once,
                    int64_t now_ns) {
     return cwd_bucket_take(bucket_of(pace, pid), per_second, at_once, now_ns);
+}
+
+int64_t cwd_pace_owe(struct cwd_pace *pace, pid_t pid, double per_second, double at_once,
+                     int64_t now_ns) {
+    struct cwd_bucket *bucket = bucket_of(pace, pid);
+    fill(bucket, per_second, at_once, now_ns);
+    bucket->tokens -= 1;
+    if (bucket->tokens < -at_once)
+        bucket->tokens = -at_once;
+    return bucket->tokens < 0 ? (int64_t)(-bucket->tokens / per_second * 1e9) : 0;
 }
 
 bool cwd_pace_is_spent(const struct cwd_pace *pace, pid_t pid, double per_second, double at_once,

@@ -31,6 +31,10 @@ bool cwd_bucket_take(struct cwd_bucket *bucket, double per_second, double at_onc
 /* The same of a process's bucket. */
 bool cwd_pace_take(struct cwd_pace *pace, pid_t pid, double per_second, double at_once,
                    int64_t now_ns);
+/* Takes a token in any case, if need be one that is still to come: a debt, of at_once tokens at
+ * most. Returns how long until it is paid, 0: there is none. */
+int64_t cwd_pace_owe(struct cwd_pace *pace, pid_t pid, double per_second, double at_once,
+                     int64_t now_ns);
 /* Is a process's bucket empty? Takes nothing. */
 bool cwd_pace_is_spent(const struct cwd_pace *pace, pid_t pid, double per_second, double at_once,
                        int64_t now_ns);

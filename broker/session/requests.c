@@ -24,6 +24,7 @@
 #include "broker/roles/remote.h"
 #include "broker/session/admin_requests.h"
 #include "broker/session/claim_requests.h"
+#include "broker/session/refusals.h"
 #include "broker/session/request_form.h"
 #include "broker/memory/room.h"
 #include "broker/session/session.h"
@@ -415,8 +416,10 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
         breach(b, session, "a request's numbers do not fit it", type, length);
         return 0;
     }
-    if (cwd_is_error(result.status))
+    if (cwd_is_error(result.status)) {
         cwd_errors_note(session->pid, cw_detail());
+        cwd_refusal(b, session);
+    }
     if (session->ended)
         return 0;
     if (result.again)
@@ -456,7 +459,7 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
         worked = true;
     if (session->remote_answers && cwd_remote_flush(b, session))
         worked = true;
-    for (int budget = BUDGET; budget > 0;) {
+    for (int budget = cwd_refusals_pause(b, session) ? 0 : BUDGET; budget > 0;) {
         if (!cw_ring_has_record(&session->requests))
             break;
         if (!cwd_session_has_room(session))
@@ -474,8 +477,8 @@ bool cwd_requests_serve(struct cwd_broker *b, struct cwd_session *session) {
 }
 
 bool cwd_requests_ready(struct cwd_session *session) {
-    if (!session->ready && !session->answers && !session->remote_answers &&
-        !cw_ring_has_record(&session->requests))
+    bool asks = !session->paused_until_ns && cw_ring_has_record(&session->requests);
+    if (!session->ready && !session->answers && !session->remote_answers && !asks)
         return false;
     if (cwd_session_has_room(session))
         return true;

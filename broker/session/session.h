@@ -73,6 +73,7 @@ struct cwd_session {
     int64_t heard_ns;                   /* of the turn in which a request of its was last read */
     uint32_t adopts_from;               /* the slab at which its ADOPT goes on; 0: none does */
     uint64_t routes_seen[CW_ROUTES];    /* of its figures, what the counters have */
+    int64_t paused_until_ns;            /* its requests are not read (refusals.h); 0: they are */
     uint64_t last_transit;              /* the highest counter of its BEGINs */
     struct cwd_transit *ready_transits; /* memory for its next ones (transit.h) */
     uint32_t ready_count;

@@ -83,8 +83,8 @@
     X(slabs, "slabs that the broker holds")                                                        \
     X(orphan_slabs, "slabs whose maker is dead and that nobody adopted yet")                       \
     X(fds, "descriptors held")                                                                     \
-    X(bytes, "bytes of slabs in custody")                                                          \
-    X(gpu_bytes, "bytes of GPU memory in custody")                                                 \
+    X(bytes, "bytes of host slabs, and of the block tables of all slabs, as max_bytes counts")     \
+    X(gpu_bytes, "bytes of GPU slabs, as declared")                                                \
     X(gpu_orphan_bytes, "of these, of slabs without an owner: no process shows them")              \
     X(transits, "transit leases under way")                                                        \
     X(waiting, "waits under way")                                                                  \

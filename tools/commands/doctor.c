@@ -71,6 +71,7 @@ int cmd_doctor(const struct cli *cli) {
     doctor_place(&doctor);
     doctor_use(&doctor);
     doctor_bridge(&doctor);
+    doctor_environment(&doctor);
     bool works = doctor.worst < DOCTOR_MISSING;
     if (cli->options & CLI_JSON)
         output_json(json_pack("{s:b, s:O}", "works", (int)works, "checks", doctor.checks));

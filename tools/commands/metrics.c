@@ -124,7 +124,8 @@ static void write_clients(const struct clients *clients) {
     static const struct client_family families[] = {
 #define FIGURE(name) offsetof(struct client_row, name)
         {"slabs", OPENMETRICS_GAUGE, FIGURE(slabs), "slabs that the client made"},
-        {"slab_bytes", OPENMETRICS_GAUGE, FIGURE(bytes), "bytes of the client's host slabs"},
+        {"slab_bytes", OPENMETRICS_GAUGE, FIGURE(bytes),
+         "bytes of the client's host slabs and block tables"},
         {"gpu_bytes", OPENMETRICS_GAUGE, FIGURE(gpu_bytes), "bytes of the client's GPU slabs"},
         {"transits", OPENMETRICS_GAUGE, FIGURE(transits), "transit leases of the client under way"},
         {"waiting", OPENMETRICS_GAUGE, FIGURE(waits), "names that the client waits for"},
@@ -176,7 +177,7 @@ static void write_memory(const struct monitor *monitor) {
     struct memory_slab *slabs;
     size_t count;
     begin("", "memory_bytes", OPENMETRICS_GAUGE,
-          "bytes of slabs: in arrays (live) or kept for the next ones (free)");
+          "bytes of slabs without tables: in arrays (live) or kept for the next ones (free)");
     if (memory_slabs(monitor, &slabs, &count))
         return; /* the broker has just ended; nothing of it is left to see */
     for (size_t i = 0; i < count; i++) {

@@ -13,9 +13,10 @@
 #include "tools/cli.h"
 
 #define COMPLETION_LIMIT_NS    250000000
-#define COMPLETION_NAMES_WHOLE 100  /* more names than that are offered up to their next '/' */
-#define COMPLETION_WORDS_MAX   1000 /* more candidates would fill the terminal: the first are told \
-                                     */
+#define COMPLETION_NAMES_WHOLE 100 /* more names than that are offered up to their next '/' */
+#define COMPLETION_WORDS_MAX                                                                       \
+    1000 /* more candidates would fill the terminal: the first are told                            \
+          */
 
 /* A line of output: the whole word, a tab, what it is (or nothing). description may be NULL. Only
  * what begins with begin is told; false: it does not, or enough was told. */

@@ -27,10 +27,11 @@ void doctor_add(struct doctor *doctor, enum doctor_level level, const char *chec
 /* The first line of a file, without its end; false if it cannot be read. */
 bool doctor_read(const char *path, char *text, size_t text_bytes);
 
-void doctor_kernel(struct doctor *doctor); /* kernel.c: what the kernel lets us do */
-void doctor_limits(struct doctor *doctor); /* limits.c: memory and resource limits */
-void doctor_place(struct doctor *doctor);  /* rendezvous.c: socket folder and brokers */
-void doctor_use(struct doctor *doctor);    /* use.c: put and get, tried */
-void doctor_bridge(struct doctor *doctor); /* bridge.c: other nodes */
+void doctor_kernel(struct doctor *doctor);      /* kernel.c: what the kernel lets us do */
+void doctor_limits(struct doctor *doctor);      /* limits.c: memory and resource limits */
+void doctor_place(struct doctor *doctor);       /* rendezvous.c: socket folder and brokers */
+void doctor_use(struct doctor *doctor);         /* use.c: put and get, tried */
+void doctor_bridge(struct doctor *doctor);      /* bridge.c: other nodes */
+void doctor_environment(struct doctor *doctor); /* environment.c: misspelt variables */
 
 #endif

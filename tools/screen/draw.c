@@ -181,7 +181,8 @@ static void draw_tabs(const struct screen *screen) {
 struct layout {
     int widths[TOP_COLUMNS_MAX]; /* 0: not on the screen */
     int natural[TOP_COLUMNS_MAX];
-    int gap; /* between two of them */
+    int gap;       /* between two of them */
+    unsigned sort; /* the column by which the rows are sorted: it stays, whatever its rank */
 };
 
 static int columns_used(const struct layout *layout, unsigned columns) {
@@ -191,12 +192,13 @@ static int columns_used(const struct layout *layout, unsigned columns) {
     return used;
 }
 
-/* The column with the most of something; columns: none. */
+/* The column that goes next where it is narrow, never that by which the rows are sorted; columns:
+ * none. */
 static unsigned highest_rank(const struct top_table *table, const struct layout *layout) {
     unsigned found = table->columns;
     for (unsigned c = 0; c < table->columns; c++) {
         unsigned rank = table->view->columns[c].rank;
-        if (layout->widths[c] && rank > 0 &&
+        if (layout->widths[c] && rank > 0 && c != layout->sort &&
             (found == table->columns || rank >= table->view->columns[found].rank))
             found = c;
     }
@@ -295,7 +297,7 @@ size_t draw_page(const struct screen *screen) {
 static void draw_table(struct screen *screen) {
     const struct top_table *table = &screen->top->tables[screen->view];
     struct view_state *state = &screen->views[screen->view];
-    struct layout layout = {{0}, {0}, 2};
+    struct layout layout = {.gap = 2, .sort = state->sort};
     char text[TOP_CELL_BYTES];
     size_t page = draw_page(screen);
     if (state->scroll + page > screen->count)

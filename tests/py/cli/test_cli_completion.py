@@ -21,12 +21,16 @@ from top_terminal import Terminal
 import cableway as cw
 
 ENDS_WITHIN_S = 0.3  # of processor and clock, on an idle machine; the program gives up after 0.25
+TRIES = 20
 
 
 def offered(*words: str, **environment: str) -> list[str]:
-    """What the last word may become."""
-    lines = run("completion", "candidates", *words, env=environment).stdout.splitlines()
-    return [line.split("\t")[0] for line in lines]
+    """What the last word may become. On a machine that is busy it gives up now and then, so it is asked again."""
+    for _ in range(TRIES):
+        lines = run("completion", "candidates", *words, env=environment).stdout.splitlines()
+        if lines:
+            return [line.split("\t")[0] for line in lines]
+    return []
 
 
 def commands() -> list[str]:
@@ -196,11 +200,25 @@ def shell(name: str, set_up: str = "") -> Iterator[Terminal]:
         terminal.close()
 
 
+def shows(terminal: Terminal, *texts: str) -> bool:
+    """Whether all of these come onto the screen within a second."""
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        terminal.read()
+        if all(text in terminal.text for text in texts):
+            return True
+    return False
+
+
 def completed(terminal: Terminal, typed: str, *shown: str) -> None:
     """Types that and Tab in an empty line; the screen must show all of these, and the line be empty again after it."""
     terminal.type("clear\n")
     terminal.until(lambda: terminal.text.strip() in ("$", "%", "#"))
     terminal.type(typed + "\t")
+    for _ in range(TRIES):  # as in offered()
+        if shows(terminal, *shown):
+            break
+        terminal.type("\t")
     terminal.shows(*shown)
     terminal.type("\x15\x0b")  # the line is not run
 

@@ -228,6 +228,26 @@ def test_it_costs_the_broker_nothing_and_works_while_it_is_stopped(broker_folder
     assert x.nbytes == 80
 
 
+def test_sums_of_host_memory_differ_by_the_tables_alone(broker_folder: Path) -> None:
+    """What `status` and slab_bytes count is what `top` and memory_bytes do, and the block tables, to the byte."""
+    arrays = [cw.put("sum/x", np.ones(1 << 20)), cw.put("sum/y", np.ones(3 << 20))]
+    folder = Path(f"/proc/{running_broker(broker_folder)}/fd")
+    tables = {
+        fd.stat().st_ino: fd.stat().st_size
+        for fd in folder.iterdir()
+        if os.readlink(fd).startswith("/memfd:cw-blocks ")
+    }
+    held = run_json("status")["gauges"]["bytes"]
+    found = families()
+    shown = sum(
+        row["total_bytes"] for row in run_json("top", "--once")["memory"] if row["device"] == "cpu"
+    )
+    assert value(found, "cableway_slab_bytes") == held
+    assert sum(sample.value for sample in found["cableway_memory_bytes"].samples) == shown
+    assert held == shown + sum(tables.values())
+    assert shown >= sum(x.nbytes for x in arrays)
+
+
 def test_a_broker_that_was_killed_or_never_ran_is_not_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

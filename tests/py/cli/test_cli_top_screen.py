@@ -93,6 +93,24 @@ def test_sort_reverse_scroll_and_filter(columns: int, lines: int) -> None:
         terminal.shows("of 60 by DTYPE")
 
 
+def test_the_column_by_which_rows_are_sorted_is_on_a_narrow_screen_too() -> None:
+    with top(80, 24, *FAST) as terminal:
+        for key in "1245":  # those that have rows here, or more columns than there is room for
+            terminal.type(key)
+            terminal.shows(" by ")
+            seen: list[str] = []
+            while True:
+                title = terminal.lines[-1].rpartition(" by ")[2].strip()
+                if title in seen:
+                    break
+                seen.append(title)
+                terminal.until(lambda now=title: now in terminal.lines[3])
+                assert all(len(line) <= 80 for line in terminal.lines)
+                terminal.type(">")
+                terminal.until(lambda now=title: not terminal.lines[-1].endswith(f" by {now}"))
+            assert len(seen) > 5 or key != "2", seen
+
+
 def test_pause_help_and_resize() -> None:
     with top(80, 24, *FAST) as terminal:
         terminal.type("2")

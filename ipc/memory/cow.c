@@ -9,6 +9,9 @@
  * the least recently used first to go. Which pages were written is told by the kernel: a written
  * page of a copy-on-write mapping belongs to no file any more (/proc/PID/pagemap).
  *
+ * To make one takes the slab's descriptor, which the broker has. Those of the last CW_COW_FILES_MAX
+ * slabs stay here, so that a process that opens many views of a slab asks once.
+ *
  * Where pages were not written, later writes to the slab show. So nobody may write to a block that
  * others have mapped copy-on-write: who lends it does not use it again before its last lease has
  * ended, which is when the broker says so.
@@ -112,8 +115,36 @@ void cw_cow_give(cw_client *client, const struct cw_slab *slab, uint64_t begin_b
     unmap(&old);
 }
 
+int cw_cow_file(cw_client *client, const struct cw_slab *slab) {
+    const struct cw_spares *spares = &client->spares;
+    for (uint32_t i = 0; i < CW_COW_FILES_MAX; i++)
+        if (spares->files[i].slab == slab)
+            return spares->files[i].fd;
+    return -1;
+}
+
+static void drop_file(struct cw_cow_file *file) {
+    if (file->slab)
+        close(file->fd);
+    *file = (struct cw_cow_file){.slab = NULL};
+}
+
+void cw_cow_keep_file(cw_client *client, const struct cw_slab *slab, int fd) {
+    struct cw_spares *spares = &client->spares;
+    if (cw_cow_file(client, slab) >= 0) { /* another thread was quicker */
+        close(fd);
+        return;
+    }
+    struct cw_cow_file *file = &spares->files[spares->next_file++ % CW_COW_FILES_MAX];
+    drop_file(file);
+    *file = (struct cw_cow_file){.slab = slab, .fd = fd};
+}
+
 void cw_cow_forget(cw_client *client, const struct cw_slab *slab) {
     struct cw_spares *spares = &client->spares;
+    for (uint32_t i = 0; i < CW_COW_FILES_MAX; i++)
+        if (spares->files[i].slab == slab)
+            drop_file(&spares->files[i]);
     for (uint32_t i = spares->count; i-- > 0;)
         if (spares->rows[i].slab == slab) {
             struct cw_spare spare = take_spare(spares, i);

@@ -10,7 +10,8 @@
 #include "ipc/memory/mapping.h"
 #include "ipc/memory/slab.h"
 
-#define CW_SPARES_MAX 16u /* kept copy-on-write mappings without a written page */
+#define CW_SPARES_MAX    16u /* kept copy-on-write mappings without a written page */
+#define CW_COW_FILES_MAX 32u /* descriptors that a client keeps for copy-on-write mappings */
 
 /* A copy-on-write mapping without an array. */
 struct cw_spare {
@@ -22,7 +23,20 @@ struct cw_spare {
 struct cw_spares { /* least recently used first */
     struct cw_spare rows[CW_SPARES_MAX];
     uint32_t count;
+    /* Descriptors of slabs of which there were such mappings last, so that the next one asks
+     * nobody; slab NULL: none. */
+    struct cw_cow_file {
+        const struct cw_slab *slab;
+        int fd;
+    } files[CW_COW_FILES_MAX];
+    uint32_t next_file; /* which one another slab takes */
 };
+
+/* The slab's descriptor, which stays ours; -1: none is kept. The caller holds the lock, as below.
+ */
+int cw_cow_file(cw_client *client, const struct cw_slab *slab);
+/* Takes fd over: it is kept, or closed if one is. */
+void cw_cow_keep_file(cw_client *client, const struct cw_slab *slab, int fd);
 
 /* A copy-on-write mapping of the pages that hold a range of a slab, spare or new. The caller holds
  * the lock. -EINVAL: not in host memory. */

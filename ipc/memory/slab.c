@@ -348,15 +348,16 @@ int cw_slab_file(cw_client *client, struct cw_slab *slab, int *fd) {
 
 int cw_slab_map_cow(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes,
                     uint64_t size_bytes, struct cw_mapping *out) {
-    struct cw_slab_info info;
-    struct cw_fds fds;
-    int code = request_again(client, slab, &info, &fds);
-    if (code)
-        return code;
-    code = slab->backend->slab_map_cow(fds.fd[0], slab->size_bytes, slab->flags, begin_bytes,
-                                       size_bytes, out);
-    cw_fds_close(&fds);
-    return code;
+    int fd = cw_cow_file(client, slab);
+    if (fd < 0) {
+        int code = cw_slab_file(client, slab, &fd);
+        if (code)
+            return code;
+        cw_cow_keep_file(client, slab, fd);
+        fd = cw_cow_file(client, slab);
+    }
+    return slab->backend->slab_map_cow(fd, slab->size_bytes, slab->flags, begin_bytes, size_bytes,
+                                       out);
 }
 
 int cw_slab_add(cw_client *client, struct cw_heap *heap, const struct cw_slab_info *info,

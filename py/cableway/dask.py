@@ -9,14 +9,16 @@
 What workers of a node send each other, and a client that reads from them directly, goes by handle from 1 MiB on: NumPy arrays, pandas,
 Arrow, sparse matrices, whatever Dask serializes with large frames. The sender copies a frame into shared memory once; all readers, and
 from then on the sender itself, see that memory, each by a private view: what a task writes into its argument no other process sees.
-Everything else goes as bytes, as always: to other nodes, to the scheduler, and to processes without cableway. These, too, are the bytes
+Between nodes whose brokers know each other and may read `dask/*`, such objects from 8 MiB on go by `cableway-bridge`, once a node.
+Everything else goes as bytes, as always: to the scheduler, to other nodes, and to processes without cableway. These, too, are the bytes
 that were first sent.
 
 The import changes Dask in this process (the backends of tcp and tls, and the policy of the memory manager), and sets its configuration so
 that schedulers, workers and nannies that are started from here import it, too. On other machines: `dask worker --preload cableway.dask`,
 and the same of `dask scheduler`; or `DASK_DISTRIBUTED__WORKER__PRELOAD='["cableway.dask"]'` and the like in the environment.
 
-`cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle.
+`cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle, and
+`cableway.bridge-threshold` (`DASK_CABLEWAY__BRIDGE_THRESHOLD`) that of all of an object's such frames from which they go by the bridge.
 """
 
 from __future__ import annotations
@@ -42,9 +44,10 @@ def enable() -> None:
     """What the import does. May be repeated, after Dask's configuration was read anew.
 
     Raises:
-        ValueError: `cableway.threshold` is no size.
+        ValueError: `cableway.threshold` or `cableway.bridge-threshold` is no size.
     """
     family.threshold_bytes()
+    family.bridge_threshold_bytes()
     register_serialization_family("cableway", family.dumps, family.loads)
     backends["tcp"], backends["tls"] = TCPBackend(), TLSBackend()
     found: dict[str, list[Any]] = {

@@ -40,6 +40,7 @@ __all__ = [
     "NotFetched",
     "OtherBroker",
     "as_bytes",
+    "bridge_threshold_bytes",
     "copy_of",
     "dumps",
     "framed",
@@ -66,29 +67,36 @@ class NotFetched(HandleFailed):
     """It lies on another node, from which it could not be fetched; that node sends bytes for a while."""
 
 
-_SETTING = (
-    "cableway.threshold in Dask's configuration (DASK_CABLEWAY__THRESHOLD in the environment)"
-)
-
-
 def threshold_bytes() -> int:
     """Frames of at least so many bytes go by handle: `cableway.threshold` in Dask's configuration.
 
     Raises:
         ValueError: the setting is no size, or below 1.
     """
-    return _parsed(dask.config.get("cableway.threshold", default="1 MiB"))
+    return _parsed("threshold", dask.config.get("cableway.threshold", default="1 MiB"))
+
+
+def bridge_threshold_bytes() -> int:
+    """Objects whose large frames have together at least so many bytes go to another node by the bridge: `cableway.bridge-threshold`.
+    Below it one reader has them sooner as bytes.
+
+    Raises:
+        ValueError: as `threshold_bytes`.
+    """
+    setting = dask.config.get("cableway.bridge-threshold", default="8 MiB")
+    return _parsed("bridge-threshold", setting)
 
 
 @functools.lru_cache
-def _parsed(size: object) -> int:
+def _parsed(name: str, size: object) -> int:
     try:
         found = int(parse_bytes(size))
     except Exception:
         found = 0
     if found < 1 or isinstance(size, bool):
+        variable = f"DASK_CABLEWAY__{name.upper().replace('-', '_')}"
         raise ValueError(
-            f"{_SETTING} is {size!r}, which is no size: write '4 MiB', or bytes from 1 on"
+            f"cableway.{name} in Dask's configuration ({variable} in the environment) is {size!r}, which is no size: write '4 MiB', or bytes from 1 on"
         )
     return found
 

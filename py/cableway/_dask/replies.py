@@ -58,12 +58,12 @@ async def with_keys(
     by_name = serves and node_name is not None
     found = {key: _known(key, obj, handles or by_name) for key, obj in large.items()}
     new = [key for key, record in found.items() if record is None]
-    if new:
-        found = await offload(_packed, comm, large, serves, handles or by_name)
+    fetchable = {*_for_bridge(found)} if by_name else set()
+    if new or (by_name and not _have_names(found)):
+        found, fetchable = await offload(_prepared, comm, large, serves, handles, by_name)
     if new and serves:
         made = {key: (large[key], found[key]) for key in new}
         comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], Record)})
-    fetchable = await _named(found) if by_name else ()
     packed: dict[Any, Any] = {}
     for key, sent in found.items():
         if isinstance(sent, Record) and (handles or key in fetchable):
@@ -78,26 +78,32 @@ async def with_keys(
     return {**msg, "data": {**data, **packed}}
 
 
-async def _named(found: dict[Any, Record | Serialized | None]) -> set[Any]:
+def _for_bridge(found: dict[Any, Record | Serialized | None]) -> dict[Any, Record]:
+    """Those that are large enough to go to another node by the bridge."""
+    least = family.bridge_threshold_bytes()
+    return {
+        key: record
+        for key, record in found.items()
+        if isinstance(record, Record) and sum(b.nbytes for _, b, _ in record.blocks) >= least
+    }
+
+
+def _have_names(found: dict[Any, Record | Serialized | None]) -> bool:
+    """Whether all that goes by the bridge has names."""
+    return all(block.has_name for r in _for_bridge(found).values() for _, block, _ in r.blocks)
+
+
+def _named(found: dict[Any, Record | Serialized | None]) -> set[Any]:
     """Gives blocks names for other nodes: the keys of which all have one. Where there is no room for names, bytes go."""
-
-    def put() -> set[Any]:
-        done = set()
-        for key, record in found.items():
-            try:
-                if isinstance(record, Record):
-                    for _, block, _ in record.blocks:
-                        names.named(block)
-                    done.add(key)
-            except Error as error:
-                logger.info("%r goes to another node as bytes: %s", key, error)
-        return done
-
-    if all(
-        isinstance(r, Record) and all(b.has_name for _, b, _ in r.blocks) for r in found.values()
-    ):
-        return set(found)
-    return await offload(put)
+    done = set()
+    for key, record in _for_bridge(found).items():
+        try:
+            for _, block, _ in record.blocks:
+                names.named(block)
+            done.add(key)
+        except Error as error:
+            logger.info("%r goes to another node as bytes: %s", key, error)
+    return done
 
 
 async def opened(msg: Any) -> Any:
@@ -119,9 +125,12 @@ async def opened(msg: Any) -> Any:
         loop = asyncio.get_running_loop()
         fetches = [loop.run_in_executor(names.pool(), value.open) for value in elsewhere.values()]
         come = await asyncio.gather(*fetches, return_exceptions=True)  # all end before it is said
-        for error in come:
-            if isinstance(error, BaseException):
-                raise error
+        try:
+            for error in come:
+                if isinstance(error, BaseException):
+                    raise error
+        finally:
+            error = None  # its traceback has this frame
         found.update(zip(elsewhere, come, strict=True))
     return {**msg, "data": {**data, **found}} if found else msg
 
@@ -133,6 +142,14 @@ def _known(key: object, obj: object, shared: bool) -> Record | None:
         return record
     found = node.established()
     return record if found is not None and record.instance == found.instance else None
+
+
+def _prepared(
+    comm: Any, large: dict[Any, object], serves: bool, handles: bool, by_name: bool
+) -> tuple[dict[Any, Record | Serialized | None], set[Any]]:
+    """What `_packed` makes of the objects, and the keys of those whose blocks have names."""
+    found = _packed(comm, large, serves, handles or by_name)
+    return found, _named(found) if by_name else set()
 
 
 def _packed(

@@ -100,8 +100,27 @@ def _view(key: Key, record: Record) -> object:
         return None
 
 
+class _Textual(logging.Filter):
+    """Dask keeps its last log records. One with a traceback would keep the frames of a transfer that was cut, and so its objects, their
+    blocks and names: it keeps the text of it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Takes the traceback out, and never a record."""
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = record.exc_text or _FORMATTER.formatException(record.exc_info)
+            record.exc_info = None
+        return True
+
+
+_FORMATTER = logging.Formatter()
+_TEXTUAL = _Textual()
+
+
 def attach(worker: Any) -> None:
     """A worker has started."""
+    for log in ("distributed.worker", "distributed.core"):
+        logging.getLogger(log).addFilter(_TEXTUAL)
     found = node.connection()
     if found is not None:
         names.prepare(found)

@@ -18,10 +18,11 @@ def test_memory_goes_back(tmp_path):
 def test_a_bad_threshold_is_named(tmp_path):
     program = "import cableway.dask"
     for bad, parsed in (("much", "much"), ("0", 0), ("-1 MiB", "-1 MiB"), ("True", True)):
-        environment = {"DASK_CABLEWAY__THRESHOLD": bad}
-        _, errors = run_words([interpreter(), "-c", program], tmp_path, environment, fails=True)
-        assert "DASK_CABLEWAY__THRESHOLD" in errors, errors
-        assert f"is {parsed!r}, which is no size" in errors, errors
+        for name in ("DASK_CABLEWAY__THRESHOLD", "DASK_CABLEWAY__BRIDGE_THRESHOLD"):
+            environment = {name: bad}
+            _, errors = run_words([interpreter(), "-c", program], tmp_path, environment, fails=True)
+            assert name in errors, errors
+            assert f"is {parsed!r}, which is no size" in errors, errors
 
 
 def test_shared_bytes_takes_objects(tmp_path):

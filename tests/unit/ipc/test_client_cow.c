@@ -1,7 +1,10 @@
 /*
  * The promises of CW_PRIVATE: copy-on-write views of arrays, against a real broker.
  */
+#include <dirent.h>
+
 #include "tests/unit/ipc/client_support.h"
+#include "ipc/memory/cow.h"
 
 #define LARGE (3 << 20)
 
@@ -286,6 +289,66 @@ static void a_view_outlives_its_maker_and_the_broker(void **state) {
     munmap(handle, CW_PAGE);
 }
 
+/* The broker stands: whoever asked it would wait for ever. */
+static void further_views_of_a_slab_ask_nobody(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *array = bytes_new(client, LARGE, 1), *views[2 * CW_SPARES_MAX];
+    cw_handle handle;
+    OK(cw_array_export(array, 0, &handle));
+    views[0] = open_as(client, &handle, CW_PRIVATE);
+    int pid = cw_client_broker_pid(client);
+    assert_int_equal(kill(pid, SIGSTOP), 0);
+    for (unsigned i = 1; i < 2 * CW_SPARES_MAX; i++) {
+        views[i] = open_as(client, &handle, CW_PRIVATE);
+        memset(cw_array_data(views[i]), (int)i, LARGE);
+    }
+    assert_int_equal(kill(pid, SIGCONT), 0);
+    for (unsigned i = 1; i < 2 * CW_SPARES_MAX; i++) {
+        assert_true(bytes_are(views[i], LARGE, (int)i));
+        cw_array_close(views[i]);
+    }
+    assert_true(bytes_are(views[0], LARGE, 1));
+    cw_array_close(views[0]);
+    cw_array_close(array);
+    cw_client_unref(client);
+}
+
+static int descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder))
+        count++;
+    closedir(folder);
+    return count;
+}
+
+static void a_client_keeps_so_many_descriptors_of_slabs_and_no_more(void **state) {
+    (void)state;
+    enum { SLABS = CW_COW_FILES_MAX + 8 };
+    const int before = descriptors();
+    cw_client *client = client_open(), *other = client_open();
+    cw_array *arrays[SLABS], *views[SLABS];
+    cw_handle handles[SLABS];
+    for (int i = 0; i < SLABS; i++) {
+        arrays[i] = bytes_new(client, 33 << 20, i); /* a slab of its own */
+        OK(cw_array_export(arrays[i], 0, &handles[i]));
+    }
+    const int without = descriptors();
+    for (int i = 0; i < SLABS; i++)
+        views[i] = open_as(other, &handles[i], CW_PRIVATE);
+    assert_int_equal(descriptors() - without, CW_COW_FILES_MAX);
+    for (int i = 0; i < SLABS; i++) {
+        assert_int_equal(((uint8_t *)cw_array_data(views[i]))[LARGE], i);
+        cw_array_close(views[i]);
+        cw_array_close(arrays[i]);
+    }
+    cw_client_unref(other);
+    cw_client_unref(client);
+    assert_int_equal(descriptors(), before);
+}
+
 static void names_handles_and_bad_flags_are_refused(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -326,6 +389,8 @@ int main(void) {
         TEST(a_child_has_its_own_copy),
         TEST(threads_open_the_same_arrays),
         TEST(a_view_outlives_its_maker_and_the_broker),
+        TEST(further_views_of_a_slab_ask_nobody),
+        TEST(a_client_keeps_so_many_descriptors_of_slabs_and_no_more),
         TEST(names_handles_and_bad_flags_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -118,11 +118,11 @@ def _reply(value: object) -> None:
 def _measured(
     client: Any, maker: str, takers: list[str], nbytes: int, read: bool, readers: int
 ) -> float:
-    import bench_nodes  # so that workers find the functions by their names
+    import bench_dask_nodes  # so that workers find the functions by their names
 
-    x = client.submit(bench_nodes.made, nbytes, random.random(), workers=[maker], pure=False)
+    x = client.submit(bench_dask_nodes.made, nbytes, random.random(), workers=[maker], pure=False)
     client.gather(client.submit(len, x, workers=[maker], pure=False))
-    found = client.run(bench_nodes.fetched, x.key, maker, read, workers=takers[:readers])
+    found = client.run(bench_dask_nodes.fetched, x.key, maker, read, workers=takers[:readers])
     x.release()
     begin, end = zip(*found.values(), strict=True)
     return (max(end) - min(begin)) * 1000

@@ -321,7 +321,9 @@ import cableway as cw
 
 with cw.connect(sys.argv[1]) as connection:
     pid = connection.broker_pid
-joined = cw.Group("joined", 1, timeout=0.5) if sys.argv[2] == "connected" else None
+joined = cw.Group("joined", 1) if sys.argv[2] == "connected" else None
+if joined:
+    joined.timeout = 0.5
 os.kill(pid, signal.SIGSTOP)
 try:
     begun = time.monotonic()

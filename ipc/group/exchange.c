@@ -29,9 +29,7 @@ static int contribute(cw_group *group, const void *data, uint64_t bytes, cw_arra
             memcpy(call->data, data, bytes);
         return 0;
     }
-    int64_t size = (int64_t)bytes;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
-    int code = cw_array_new(group->client, "cpu", &layout, 0, array);
+    int code = cw_window_bytes_new(group, bytes, 0, array);
     if (code == 0)
         code = cw_array_write(*array, 0, data, bytes);
     if (code == 0)

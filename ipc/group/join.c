@@ -23,8 +23,7 @@
 #include "shm/base/task.h"
 
 #define NAP_FIRST_NS 500000
-#define LEAST_NS     1000000000 /* for the broker's answers, where no time is given at all */
-#define NAMED_EACH   4u         /* looks, before the name is looked at once */
+#define NAMED_EACH   4u /* looks, before the name is looked at once */
 
 static uint64_t joined_word(uint64_t claim, uint32_t epoch) {
     return claim ^ (uint64_t)epoch * 0x9e3779b97f4a7c15ull;
@@ -334,7 +333,7 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
     group->context = given->context;
     snprintf(group->name, sizeof group->name, "%s", name);
     cw_kernels_load_started(); /* before anybody waits for us (gpu_reduce.c) */
-    int64_t before = cw_socket_limit(group->timeout_ns ? group->timeout_ns : LEAST_NS);
+    int64_t before = cw_socket_limit(group_broker_ns(group));
     code = join(group, rank);
     cw_socket_unlimit(before);
     if (code == -EINPROGRESS) /* the broker has the name, and does not answer */
@@ -368,7 +367,7 @@ static void leave(cw_group *group) {
      * both find so. */
     CW_XCHG(N21, &group->own->joined, 0, acq_rel);
     /* A name that a broker which does not answer keeps is taken over by the next group. */
-    int64_t before = cw_socket_limit(group->timeout_ns ? group->timeout_ns : LEAST_NS);
+    int64_t before = cw_socket_limit(group_broker_ns(group));
     if (last_one(group))
         cw_group_page_unname(group);
     cw_socket_unlimit(before);

@@ -11,6 +11,8 @@
 
 #include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/group/window.h"
+#include "ipc/request/socket.h"
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
@@ -82,7 +84,9 @@ static int outbox_open(cw_group *group, struct group_member *member) {
     handle.token = 0;
     if (size < 0)
         return cw_fail(-EPROTO, "a member of group \"%s\" names an inbox of no size", group->name);
+    int64_t before = cw_socket_limit(group_broker_ns(group));
     int code = cw_array_open(group->client, &handle, &layout, 0, &member->outbox_array);
+    cw_socket_unlimit(before);
     if (code)
         return code;
     code = cw_queue_open(member->outbox_array, &member->outbox);
@@ -164,11 +168,9 @@ static int put(cw_group *group, uint32_t to, const void *item, uint64_t bytes,
 }
 
 static int send_array(cw_group *group, uint32_t to, const struct head *head, const void *data) {
-    int64_t size = (int64_t)head->size_bytes;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
     cw_array *array;
     cw_handle handle;
-    int code = cw_array_new(group->client, "cpu", &layout, 0, &array);
+    int code = cw_window_bytes_new(group, head->size_bytes, 0, &array);
     if (code)
         return code;
     code = cw_array_write(array, 0, data, head->size_bytes);

@@ -61,9 +61,10 @@
 #include "ipc/cableway.h"
 #include "shm/tasks/barrier.h"
 
-#define GROUP_MAGIC   0x6377677270303032ull /* "cwgrp002" */
-#define GROUP_LOOK_NS 32000000              /* the longest sleep between two looks for the dead */
-#define GROUP_PREFIX  ".group/"
+#define GROUP_MAGIC    0x6377677270303032ull /* "cwgrp002" */
+#define GROUP_LOOK_NS  32000000              /* the longest sleep between two looks for the dead */
+#define GROUP_LEAST_NS 1000000000 /* for the broker's answers, where no time is given at all */
+#define GROUP_PREFIX   ".group/"
 
 enum group_phase { GROUP_EMPTY = 0, GROUP_JOINING = 1, GROUP_RUNNING = 2 };
 
@@ -180,6 +181,11 @@ struct cw_group {
     uint16_t rank_of[CW_GROUP_RANKS_MAX]; /* by slot; CW_GROUP_RANKS_MAX: of no member */
     struct group_sources sources;         /* of the operation that runs */
 };
+
+/* How long an operation may wait for the broker, which may be stopped: cw_socket_limit(). */
+static inline int64_t group_broker_ns(const cw_group *group) {
+    return group->timeout_ns ? group->timeout_ns : GROUP_LEAST_NS;
+}
 
 /* ---- page.c ---- */
 

@@ -8,6 +8,7 @@
 
 #include "ipc/array/array.h"
 #include "ipc/client.h"
+#include "ipc/request/socket.h"
 #include "shm/base/error.h"
 
 int cw_window_of(cw_group_memory memory, uint64_t bytes, bool writable) {
@@ -51,21 +52,32 @@ static int open_bytes(cw_group *group, const cw_handle *named, uint64_t bytes, c
         return cw_fail(-EPROTO, "a member of group \"%s\" names %llu bytes where there are %llu",
                        group->name, (unsigned long long)handle.size_bytes,
                        (unsigned long long)bytes);
-    return cw_array_open(group->client, &handle, &layout, 0, out);
+    int64_t before = cw_socket_limit(group_broker_ns(group));
+    int code = cw_array_open(group->client, &handle, &layout, 0, out);
+    cw_socket_unlimit(before);
+    if (code == -ETIMEDOUT) /* the others wait for us at a meeting */
+        cw_group_break_by(group, CW_GROUP_TIMED_OUT, group->rank);
+    return code;
 }
 
 int cw_window_open(cw_group *group, uint32_t rank, unsigned which, uint64_t bytes, cw_array **out) {
     return open_bytes(group, &group_call_of(group, rank)->handles[which], bytes, out);
 }
 
+int cw_window_bytes_new(cw_group *group, uint64_t bytes, uint32_t flags, cw_array **out) {
+    int64_t size = (int64_t)bytes, before = cw_socket_limit(group_broker_ns(group));
+    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
+    int code = cw_array_new(group->client, "cpu", &layout, flags, out);
+    cw_socket_unlimit(before);
+    return code;
+}
+
 /* ---- staging memory ---- */
 
 int cw_stage_make(cw_group *group, cw_handle *handle) {
-    int64_t size = 2 * STAGE_BYTES;
-    cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
     if (!group->stage) {
         cw_array *stage;
-        int code = cw_array_new(group->client, "cpu", &layout, CW_FILLED, &stage);
+        int code = cw_window_bytes_new(group, 2 * STAGE_BYTES, CW_FILLED, &stage);
         if (code)
             return code;
         code = cw_array_export(stage, 0, &group->stage_handle);

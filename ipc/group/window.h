@@ -32,8 +32,13 @@
 int cw_window_of(cw_group_memory memory, uint64_t bytes, bool writable);
 /* The handle by which others open it. */
 int cw_window_export(cw_group_memory memory, uint64_t bytes, cw_handle *out);
-/* Opens what another member exported. The caller closes *out. */
+/* Opens what another member exported. The caller closes *out. -ETIMEDOUT, the broker did not
+ * answer: the group is broken then. */
 int cw_window_open(cw_group *group, uint32_t rank, unsigned which, uint64_t bytes, cw_array **out);
+
+/* New host memory for an operation, which waits no longer for the broker than the operation may.
+ * As cw_array_new(); -ETIMEDOUT. */
+int cw_window_bytes_new(cw_group *group, uint64_t bytes, uint32_t flags, cw_array **out);
 
 /* Our staging memory, made when first needed, and its handle into *handle. */
 int cw_stage_make(cw_group *group, cw_handle *handle);

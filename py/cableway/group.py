@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import time
 import weakref
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch, client, create
 from cableway._core.deadlines import checked_seconds
-from cableway._core.library import lib
 from cableway._group import environment, nccl, objects, operations
 from cableway._group.calls import Calls, in_step
 from cableway._group.messages import Mailbox, Request
@@ -106,6 +104,7 @@ class Group(PointToPoint):
         self, name: str, size: int, rank: int | None, timeout: float | None, stop: int = 0
     ) -> None:
         """stop: the address of a word of 4 bytes, which the caller keeps: joining gives up when it is not 0. 0: none."""
+        members, number = environment.checked(name, size, rank)
         limit_ns, begun_ns = _nanoseconds(timeout), time.monotonic_ns()
         connection = client.current(limit_ns or -1)
         if limit_ns > 0:
@@ -115,13 +114,6 @@ class Group(PointToPoint):
         self._pid = os.getpid()
         self._watches: list[nccl.Watch] = []
         weakref.finalize(self, nccl.stop, self._watches)
-        members, number = operator.index(size), -1 if rank is None else operator.index(rank)
-        if not 1 <= members <= lib.CW_GROUP_RANKS_MAX:
-            raise ValueError(f"size {members}: a group has 1 to {lib.CW_GROUP_RANKS_MAX} members")
-        if rank is not None and not 0 <= number < members:
-            raise ValueError(
-                f"rank {number}: a group of {members} has ranks 0 to {members - 1}; None takes the lowest that is free"
-            )
         self._end = _dispatch.GroupEnd(connection.number, name, members, number, limit_ns, stop)
         self._end.set_timeout(_nanoseconds(timeout))
         self._calls = Calls(self._end)
@@ -394,22 +386,28 @@ class Group(PointToPoint):
 
     def bcast(self, obj: Any = None, root: int = 0) -> Any:
         """root's object comes to all. Blocks. Returns it; at root obj itself. An array of cableway in it is not copied."""
-        if self.rank == root:
-            self._exchange(obj, root, objects.ALL, objects.BCAST)
+        given = objects.given(root)
+        if self.rank == root:  # no call behind the operation: a signal's handler might raise there
+            self._exchange(obj, given, objects.ALL, objects.BCAST)
             return obj
-        return self._exchange(obj, root, objects.ALL, objects.BCAST)[root]
+        return self._exchange(obj, given, objects.ALL, objects.BCAST)[root]
 
     def scatter(self, objs: Any = None, root: int = 0) -> Any:
         """Of root's `size` objects each member gets one, by rank. Blocks. objs counts at root alone."""
         label = objects.SCATTER
         return self._exchange(
-            objs, root, objects.ALL, label, self.size if self.rank == root else 0, True
+            objs,
+            objects.given(root),
+            objects.ALL,
+            label,
+            self.size if self.rank == root else 0,
+            True,
         )[root]
 
     def gather(self, obj: Any, root: int = 0) -> list[Any] | None:
         """root gets a list of the objects of all members, by rank; the others None. Blocks."""
         rank = self.rank
-        found = self._exchange(obj, objects.ALL, root, objects.GATHER)
+        found = self._exchange(obj, objects.ALL, objects.given(root), objects.GATHER)
         return found if rank == root else None
 
     def allgather(self, obj: Any) -> list[Any]:
@@ -420,7 +418,9 @@ class Group(PointToPoint):
     def reduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum", root: int = 0) -> Any:
         """As `allreduce`, for root alone; the others get None. Blocks."""
         folds = self.rank == root
-        return self._exchange(obj, objects.ALL, root, objects.REDUCE, op=op, folds=folds)
+        return self._exchange(
+            obj, objects.ALL, objects.given(root), objects.REDUCE, op=op, folds=folds
+        )
 
     def allreduce(self, obj: Any, op: str | Callable[[Any, Any], Any] = "sum") -> Any:
         """One object of those of all members, in the order of the ranks, on each member. Blocks.

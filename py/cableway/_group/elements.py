@@ -87,10 +87,16 @@ def send(what: Any, name: str = "send") -> Elements:
 
     Raises:
         TypeError: it has Python objects as elements.
-        ValueError: it is an array that is not contiguous.
+        ValueError: it is an array that is not contiguous, or nothing that NumPy makes an array of.
     """
     if not isinstance(what, (Array, np.ndarray)):
-        what = np.asarray(what, order="C")
+        try:
+            what = np.asarray(what, order="C")
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: NumPy makes no array of this {type(what).__name__} ({error}); in place of mpi4py's [array, type] pass the "
+                "array, whose dtype counts"
+            ) from None
     return _seen(what, name)
 
 
@@ -101,6 +107,10 @@ def receive(what: Any, name: str = "out") -> Elements:
         TypeError: it is no array of cableway or NumPy.
         ValueError: it is not contiguous, or read-only.
     """
+    if what is None:
+        raise TypeError(
+            f"{name}: an array to receive into is needed here, of the dtype and size of what comes; None was given"
+        )
     if not isinstance(what, (Array, np.ndarray)):
         raise TypeError(
             f"{name} is an array of cableway or NumPy, or one on a GPU, not {type(what).__name__}; of a tensor on the host pass "

@@ -1,4 +1,4 @@
-"""Which group a process belongs to by its environment: that of the launcher that started it.
+"""Which group a process joins, and as whom: what its program says, or the launcher that started it, by its environment.
 
     cableway run            CABLEWAY_GROUP, CABLEWAY_RANK, CABLEWAY_SIZE
     mpirun of Open MPI      OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_SIZE; the job is PMIX_NAMESPACE or OMPI_MCA_ess_base_jobid
@@ -14,17 +14,38 @@ The first that is there counts: mpirun in a job of SLURM also leaves SLURM's var
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from cableway._core.library import lib
 from cableway.errors import Error
 
-__all__ = ["Membership", "joined", "membership", "next_membership"]
+__all__ = ["Membership", "checked", "joined", "membership", "next_membership"]
 
 _NAME_BYTES = 150  # of 190: a number may come behind it
 _OURS = ("CABLEWAY_GROUP", "CABLEWAY_RANK", "CABLEWAY_SIZE")
+
+
+def checked(name: str, size: int, rank: int | None) -> tuple[int, int]:
+    """Size and rank as the library has them; rank -1: the lowest that is free.
+
+    Raises:
+        TypeError: the name is no text, or a number no integer.
+        ValueError: a number is out of range.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a group is a str, not {type(name).__name__}")
+    members, number = operator.index(size), -1 if rank is None else operator.index(rank)
+    if not 1 <= members <= lib.CW_GROUP_RANKS_MAX:
+        raise ValueError(f"size {members}: a group has 1 to {lib.CW_GROUP_RANKS_MAX} members")
+    if rank is not None and not 0 <= number < members:
+        raise ValueError(
+            f"rank {number}: a group of {members} has ranks 0 to {members - 1}; None takes the lowest that is free"
+        )
+    return members, number
 
 
 class Membership(NamedTuple):

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from cableway._core import words
 from cableway._core.deadlines import deadline
 from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import opened
@@ -395,7 +396,12 @@ class Mailbox:
         if (its_kind, its_nbytes) != (kind, nbytes):
             what = "is an object: receive it with recv()"
             if its_kind != OBJECT:
-                what = f"has {its_nbytes} bytes of elements, and out has {nbytes} of {got.text.decode()}: both have to be the same"
+                what = (
+                    f"has {its_nbytes // (got.dtype.itemsize or 1)} elements, and out has {got.size}: make out as large"
+                    if its_kind == kind
+                    else f"has {its_nbytes} bytes of another dtype than out, which is {words.name(got.dtype)}: make out with the "
+                    "sender's dtype"
+                )
             text = (
                 f"the message from rank {source} with tag {tag} {what}. It waits for the next call"
             )

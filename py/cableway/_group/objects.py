@@ -14,16 +14,15 @@ from typing import Any
 
 from cableway._core.handler_errors import is_handlers
 from cableway._group.calls import Calls
-from cableway._group.operations import REDUCTIONS
+from cableway._group.operations import REDUCTIONS, checked_root
 
-__all__ = ["call", "exchange"]
+__all__ = ["call", "exchange", "given"]
 
 ALL = None  # in place of a rank
 BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, EMPTY, NCCL = range(
     10
 )
 _NAMES = {SCATTER: "scatter", REDUCE_SCATTER: "reduce_scatter", ALLTOALL: "alltoall"}
-_INT_MAX = 0x7FFFFFFF
 _EVERYBODY = -1  # as the library has it
 _A_FUNCTION = 0xFF00
 
@@ -39,6 +38,11 @@ _FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "bor": operator.or_,
     "bxor": operator.xor,
 }
+
+
+def given(root: Any) -> Any:
+    """A root as it was given, for `call`, where None means all."""
+    return "None" if root is None else root
 
 
 def function_of(op: str | Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -73,7 +77,12 @@ def parts_of(objects: Any, size: int, name: str) -> list[Any]:
     Raises:
         ValueError: these are more or fewer.
     """
-    found = list(objects)
+    try:
+        found = list(objects)
+    except TypeError:
+        raise TypeError(
+            f"{name}: a list with one object for each of the {size} members is needed, and this is {type(objects).__name__}"
+        ) from None
     if len(found) != size:
         raise ValueError(f"{name}: {len(found)} objects for {size} members: give one for each")
     return found
@@ -101,9 +110,7 @@ def exchange(
         part: obj is a list with an object for each member, and of those of the others we get ours.
         finish: makes the result of the list, before the operation is complete; may be called again if it raises.
     """
-    for root in (source, to):
-        if root is not None and not 0 <= root <= _INT_MAX:
-            raise ValueError(f"root {root}: a rank is 0 or more")
+    source, to = (root if root is None else checked_root(root) for root in (source, to))
     data = b""
     if source in (ALL, rank):
         # Each by itself, so that nobody unpickles what is another's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from cableway._group.calls import Calls
 from cableway._group.elements import Elements
 from cableway.array import Array
 
-__all__ = ["REDUCTIONS", "reduction_of"]
+__all__ = ["REDUCTIONS", "checked_root", "reduction_of"]
 
 REDUCTIONS = {
     "sum": lib.CW_SUM, "prod": lib.CW_PROD, "min": lib.CW_MIN, "max": lib.CW_MAX, "land": lib.CW_LAND, "lor": lib.CW_LOR,
@@ -22,6 +23,23 @@ REDUCTIONS = {
 BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL = range(2, 10)
 NO_ROOT = 0xFFFF
 _NOTHING = (0, 0)
+_INT_MAX = 0x7FFFFFFF
+
+
+def checked_root(root: Any) -> int:
+    """The rank that is root.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is none that any group has.
+    """
+    try:
+        number = operator.index(root)
+    except TypeError:
+        raise TypeError(f"root {root}: a rank is an integer") from None
+    if not 0 <= number <= _INT_MAX:
+        raise ValueError(f"root {number}: a rank is 0 or more")
+    return number
 
 
 def reduction_of(op: str) -> int:
@@ -38,6 +56,34 @@ def reduction_of(op: str) -> int:
     return int(found)
 
 
+_OF_NUMBERS = ("sum", "prod", "min", "max")
+# What can be computed of a dtype, by its text; of others nothing (ipc/group/reduce.c).
+_COMPUTED: dict[bytes, tuple[str, ...]] = {
+    **dict.fromkeys((b"|b1", b"|i1", b"<i2", b"<i4", b"<i8", b"|u1", b"<u2", b"<u4", b"<u8"), tuple(REDUCTIONS)),
+    **dict.fromkeys((b"<f2", b"bfloat16", b"<f4", b"<f8"), _OF_NUMBERS),
+    **dict.fromkeys((b"<c8", b"<c16"), ("sum", "prod")),
+}  # fmt: skip
+
+
+def check_computed(op: str, sent: Elements) -> None:
+    """Raises ValueError where elements of this dtype cannot be reduced so."""
+    ops = _COMPUTED.get(sent.text, ())
+    if op in ops:
+        return
+    name = words.name(sent.dtype)
+    native = sent.dtype.newbyteorder("=")
+    if ops:
+        why = f"of {name} there are {', '.join(map(repr, ops))}; convert the elements with .astype() for others"
+    elif native != sent.dtype:
+        why = f"their byte order is not this machine's; convert them with .astype({native.name!r})"
+    else:
+        why = (
+            "it is for bools, integers, float16, bfloat16, float32, float64, complex64 and complex128; convert them with .astype(), "
+            "or give the array to allreduce() or reduce(), which call a function of yours"
+        )
+    raise ValueError(f"op {op!r} of {name} cannot be computed: {why}")
+
+
 def shape_of(what: Any) -> tuple[int, ...]:
     """The shape of what is sent."""
     shape = getattr(what, "shape", None)
@@ -48,11 +94,13 @@ def check_alike(sent: Elements, got: Elements, size: int, name: str) -> None:
     """Raises ValueError unless `got` has the dtype of `sent` and so many elements."""
     if got.text != sent.text:
         raise ValueError(
-            f"{name}: elements of {words.name(sent.dtype)} are sent and received into {words.name(got.dtype)}: the dtypes have to "
-            f"be the same"
+            f"{name}: the dtypes of what is sent ({words.name(sent.dtype)}) and of {name} ({words.name(got.dtype)}) differ: make {name} "
+            f"with the dtype that is sent, or convert what is sent with .astype({words.name(got.dtype)!r})"
         )
     if got.size != size:
-        raise ValueError(f"{name}: {size} elements are received into an array of {got.size}")
+        raise ValueError(
+            f"{name}: {size} elements are received into an array of {got.size}: make {name} as large as what comes"
+        )
 
 
 def blocks_of(whole: Elements, size: int, name: str) -> int:
@@ -80,8 +128,7 @@ def run(
     """Calls the library. What was received is where it was asked for then."""
     known = sent or got
     assert known is not None
-    if root < 0:
-        raise ValueError(f"root {root}: a rank is 0 or more")
+    root = checked_root(root)
     if sent is not None and got is not None and sent is not got and elements.overlap(sent, got):
         in_place = kind in (REDUCE, ALLREDUCE) and sent.address == got.address
         sent = sent if in_place else gpu.apart(sent)
@@ -105,6 +152,7 @@ def _note(calls: Calls, *pairs: tuple[Any, Elements | None]) -> None:
 def reduce(calls: Calls, kind: int, send: Any, out: Any, op: str, root: int, receives: bool) -> Any:
     """Reduce and Allreduce."""
     reduction, sent, got = reduction_of(op), gpu.send(send), None
+    check_computed(op, sent)
     if receives:
         if out is None:
             out = gpu.like(sent, shape_of(send))
@@ -134,6 +182,8 @@ def split(calls: Calls, kind: int, send: Any, out: Any, op: str | None, size: in
     """Reduce_scatter and Alltoall: what is sent has a block for each member."""
     reduction = 0 if op is None else reduction_of(op)
     sent = gpu.send(send)
+    if op is not None:
+        check_computed(op, sent)
     count = blocks_of(sent, size, "send")
     if out is None:
         shape = shape_of(send)

@@ -321,7 +321,9 @@ import cableway as cw
 
 with cw.connect(sys.argv[1]) as connection:
     pid = connection.broker_pid
-joined = cw.Group("joined", 1, timeout=0.5) if sys.argv[2] == "connected" else None
+joined = cw.Group("joined", 1) if sys.argv[2] == "connected" else None
+if joined:
+    joined.timeout = 0.5
 os.kill(pid, signal.SIGSTOP)
 try:
     begun = time.monotonic()
@@ -329,6 +331,15 @@ try:
         cw.Group("stopped", 1, timeout=0.5)
     except cw.Timeout as error:
         print("is stopped" in str(error), time.monotonic() - begun < 5)
+    for call in (lambda g: g.allgather("x" * 30_000_000), lambda g: g.send("x" * 30_000_000, 0)):
+        begun = time.monotonic()
+        try:
+            if joined:
+                call(joined)
+            assert not joined, "this needs new memory"
+        except cw.Timeout as error:
+            assert "is stopped" in str(error) and not joined.broken, error
+        assert time.monotonic() - begun < 5
     begun = time.monotonic()
     if joined:
         joined.close()

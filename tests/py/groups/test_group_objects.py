@@ -383,6 +383,8 @@ def test_what_a_handler_raises_keeps_nobody_at_an_operation_on_objects() -> None
                     assert g.rank == 1
                 g.barrier()
             except cw.GroupBroken as error:
+                if error.reason == "left" and g.rank == 1:
+                    break  # the others have done their rounds; it was behind by those in which it met them at another call
                 assert error.reason == "interrupted", error
                 g.reform()
             except ValueError as error:  # it was raised before the call began, or as it began

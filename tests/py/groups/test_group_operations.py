@@ -273,3 +273,28 @@ def test_a_member_may_receive_over_what_another_one_sends(size: int, count: int)
             g.barrier()
 
     outcomes(f"over/{size}/{count}", size, over)
+
+
+def test_what_cannot_be_computed_or_received_says_why_and_what_to_do() -> None:
+    with cw.Group("texts", 1) as g:
+        g.Send(np.zeros(3, "i4"), 0)
+        for call, kind, text in (
+            (lambda: g.Allreduce(np.array(["a"])), ValueError, "op 'sum' of <U1 cannot be computed: it is for bools"),
+            (lambda: g.Allreduce(np.zeros(3, ">f8")), ValueError, r"byte order .* \.astype\('float64'\)"),
+            (lambda: g.Reduce(np.zeros(3, "c16"), op="max"), ValueError, "of complex128 there are 'sum', 'prod'"),
+            (lambda: g.Reduce_scatter(np.zeros(3), op="band"), ValueError, "op 'band' of float64 cannot be computed"),
+            (lambda: g.Allreduce(np.zeros(3), np.zeros(3, "f4")), ValueError, r"convert what is sent with .astype\('float32'\)"),
+            (lambda: g.Allreduce([np.zeros(3), "d"]), ValueError, r"in place of mpi4py's \[array, type\] pass the array"),
+            (lambda: g.Scatter(np.zeros(3), None), TypeError, "out: an array to receive into is needed"),
+            (lambda: g.Recv(np.zeros(3)), ValueError, "12 bytes of another dtype than out, which is float64"),
+            (lambda: g.Recv(np.zeros(4, "i4")), ValueError, "has 3 elements, and out has 4"),
+            (lambda: g.Bcast(np.zeros(3), "a"), TypeError, "root a: a rank is an integer"),
+            (lambda: g.bcast(3, None), TypeError, "root None: a rank is an integer"),
+            (lambda: g.gather(3, 1.0), TypeError, "root 1.0: a rank is an integer"),
+            (lambda: g.alltoall(3), TypeError, "a list with one object for each of the 1 members"),
+            (lambda: cw.Group(3, 2), TypeError, "the name of a group is a str, not int"),
+        ):  # fmt: skip
+            with pytest.raises(kind, match=text):
+                call()
+        assert g.completed == 0, "all of them said so before anything was done"
+        assert g.Recv(np.ones(3, "i4")).sum() == 0

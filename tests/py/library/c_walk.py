@@ -24,6 +24,8 @@ Parameters = list[tuple[str, str]]
 OPTIONAL = {
     ("cw_connect", "address"),
     ("cw_connect", "name_space"),
+    ("cw_connect_within", "address"),
+    ("cw_connect_within", "name_space"),
     ("cw_array_put", "layout"),
     ("cw_array_put_at", "layout"),
     ("cw_dtype_table", "count"),

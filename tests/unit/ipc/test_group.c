@@ -129,6 +129,37 @@ static void messages_are_picked_by_tag_and_bytes_gathered(void **state) {
     run(messages, -1);
 }
 
+static void sends_and_dies(cw_group *group, uint32_t rank) {
+    cw_group_message message;
+    int32_t value = (int32_t)rank;
+    for (int i = 0; rank && i < 2; i++)
+        CHILD(cw_group_send(group, &value, sizeof value, 7, 0, 3) == 0);
+    CHILD(cw_group_barrier(group) == 0);
+    if (rank == 1)
+        kill(getpid(), SIGKILL);
+    CHILD(cw_group_barrier(group) == -EOWNERDEAD && cw_group_reform(group) == 0);
+    if (rank == 0) {
+        CHILD(cw_group_receive(group, 1, -1, &message) == 0 && message.source == 1);
+        CHILD(memcmp(message.data, &(int32_t){2}, sizeof(int32_t)) == 0);
+        cw_group_message_end(&message);
+        CHILD(cw_group_probe(group, -1, -1, CW_GROUP_LOOK, &message) == 1 && message.source == 1);
+        CHILD(cw_group_drop_messages(group) == 0);
+        CHILD(cw_group_probe(group, -1, -1, CW_GROUP_LOOK, &message) == 0);
+    }
+    CHILD(cw_group_barrier(group) == 0);
+    if (rank == 2)
+        CHILD(cw_group_send(group, &value, sizeof value, 8, 0, 3) == 0);
+    if (rank == 0) {
+        CHILD(cw_group_receive(group, -1, 3, &message) == 0 && message.kind == 8);
+        cw_group_message_end(&message);
+    }
+}
+
+static void messages_of_the_living_outlive_a_break(void **state) {
+    (void)state;
+    run(sends_and_dies, 1);
+}
+
 static void declines(cw_group *group, uint32_t rank) {
     double value = rank;
     cw_group_memory memory = {&value, NULL};
@@ -252,6 +283,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(a_killed_member_is_named_and_the_rest_goes_on, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(messages_are_picked_by_tag_and_bytes_gathered, folder_make,
+                                        folder_remove),
+        cmocka_unit_test_setup_teardown(messages_of_the_living_outlive_a_break, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(who_cannot_take_part_says_why_and_all_stay_in_step,
                                         folder_make, folder_remove),

@@ -181,3 +181,26 @@ def test_two_requests_in_one_connection_get_one_answer(exporter: Exporter) -> No
     assert answer.count(b"HTTP/1.1 200") == 1
     assert b"Connection: close" in answer
     assert answer.endswith(b"\n")
+
+
+def test_one_address_cannot_have_all_places(exporter: Exporter) -> None:
+    """What is being answered is not cut, so another address needs places that this one cannot take."""
+    asked = []
+    try:
+        for _ in range(server.ADDRESS_CONNECTIONS_MAX + 40):
+            one = socket.create_connection(("127.0.0.1", exporter.port), SECONDS, ("127.0.0.2", 0))
+            one.sendall(b"GET /state HTTP/1.0\r\n\r\n")
+            asked.append(one)
+        fds = len(list(Path(f"/proc/{exporter.process.pid}/fd").iterdir()))
+        assert fds < server.ADDRESS_CONNECTIONS_MAX + 25
+        assert exporter.ask("/state")[0] == 200
+        answers = []
+        for one in asked:
+            with contextlib.suppress(ConnectionResetError):  # it was cut
+                answers.append(one.recv(65536))
+        numbers = [status(answer) for answer in answers if answer]
+        assert set(numbers) <= {200, 503}
+        assert numbers.count(200) >= server.ADDRESS_CONNECTIONS_MAX // 2
+    finally:
+        for one in asked:
+            one.close()

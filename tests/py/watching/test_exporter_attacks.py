@@ -70,7 +70,7 @@ def serves_others(exporter: Exporter) -> Iterator[None]:
         (b"GET / HTTP/2.0\r\n\r\n", 505),
         (b"GET / HTTP/1.1.1\r\n\r\n", 400),
         (b"GET / FTP/1.0\r\n\r\n", 400),
-        (b"GET / HTTP/9999999999999.1\r\n\r\n", 400),
+        (b"GET / HTTP/x.1\r\n\r\n", 400),
         (b"GET\r\n\r\n", 400),
         (b"\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400),  # TLS
@@ -129,22 +129,6 @@ def test_a_thousand_connections_that_say_nothing_stop_nobody(exporter: Exporter)
         for one in idle:
             one.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_who_sends_byte_by_byte_is_cut_and_told(exporter: Exporter) -> None:
-    """The time is for the whole request, not for each byte."""
-    begun = time.monotonic()
-    with exporter.connect() as slow:
-        slow.settimeout(0.2)
-        answer = b""
-        slow.sendall(LINE)
-        while not answer:
-            assert time.monotonic() - begun < server.HEAD_SECONDS + 20
-            with contextlib.suppress(TimeoutError):
-                slow.sendall(b"a")
-                answer = slow.recv(4096)
-    assert status(answer) == 408
-    assert time.monotonic() - begun >= server.HEAD_SECONDS
 
 
 def test_who_does_not_read_the_answer_gives_way(exporter: Exporter) -> None:

@@ -24,12 +24,11 @@ import sys
 from typing import NoReturn
 
 from cableway._watch import command
-from cableway._watch.server import Server, is_loopback
+from cableway._watch.server import BACKLOG, Server, is_loopback
 
 __all__ = ["DEFAULT_ADDRESS", "main"]
 
 DEFAULT_ADDRESS = "127.0.0.1:9477"
-_BACKLOG = 128
 
 
 def _say(text: str) -> None:
@@ -91,7 +90,7 @@ def _listener(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         in_use = "; is another exporter running? --listen takes another port" if error.errno == 98 else ""  # fmt: skip
         _fail(f"cannot listen on {host}:{port}: {error.strerror or error}{in_use}")

@@ -1,7 +1,7 @@
 """HTML for notebooks: tables and bars of values that are anybody's text. No script, no class, nothing from elsewhere.
 
 >>> str(table(["NAME", "BYTES"], [["<b>", 1 << 20]], total=3))
-'<table style="border-collapse:collapse"><tr><th style="text-align:left">NAME</th><th>BYTES</th></tr><tr><td style="text-align:left">&lt;b&gt;</td><td>1048576</td></tr></table><div style="opacity:.6">and 2 more</div>'
+'<table style="border-collapse:collapse;white-space:nowrap"><tr><th style="text-align:left">NAME</th><th>BYTES</th></tr><tr><td style="text-align:left">&lt;b&gt;</td><td>1048576</td></tr></table><div style="opacity:.6">and 2 more</div>'
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], total: int = 0
     more = (
         f'<div style="opacity:.6">and {total - len(rows)} more</div>' if total > len(rows) else ""
     )
-    return Markup(f'<table style="border-collapse:collapse">{"".join(lines)}</table>{more}')
+    return Markup(
+        f'<table style="border-collapse:collapse;white-space:nowrap">{"".join(lines)}</table>{more}'
+    )
 
 
 def _row(tag: str, values: Sequence[Any], left: Sequence[bool]) -> str:

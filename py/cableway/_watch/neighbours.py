@@ -45,7 +45,7 @@ def user_of(theirs: Address, ours: Address) -> int | None:
         for table in _TABLES:
             try:
                 text = table.read_bytes()
-            except FileNotFoundError:  # a kernel without IPv6
+            except OSError:  # a kernel without IPv6; a /proc that shows processes alone
                 continue
             for pair in wanted:
                 at = text.find(pair)

@@ -57,7 +57,8 @@ def is_host_known(host: str, names: frozenset[str]) -> bool:
         ipaddress.ip_address(name)
         return True
     except ValueError:
-        return name in {"localhost", socket.gethostname().lower(), *names}
+        own = socket.gethostname().lower()
+        return name in {"localhost", own, own.partition(".")[0], *names}
 
 
 def text_format(metrics: bytes) -> bytes:

@@ -1,11 +1,13 @@
 """The exporter's connections: all in one thread, none of which can make the others wait.
 
-Limits, for whoever connects: CONNECTIONS_MAX connections at once; HEAD_MAX_BYTES for the request's line and headers; HEAD_SECONDS until
-they are complete; WRITE_SECONDS until the answer is taken; one request a connection.
+Limits, for whoever connects: CONNECTIONS_MAX connections at once, of them ADDRESS_CONNECTIONS_MAX from one address; HEAD_MAX_BYTES for
+the request's line and headers; HEAD_SECONDS until they are complete; WRITE_SECONDS until the answer is taken; one request a connection.
 
 Invariant: a connection is in `_open`, and in `_slow` while we wait for its other end. If all places are taken, a new connection gets
-that of the one that has made us wait longest; an honest client is waited for some milliseconds, so it is never that one, however many
-others say nothing. If we wait for no client, the new one is told 503: all are about to get their answers.
+that of the one that has made us wait longest. A client that asks at once is waited for some turns of the loop, in each of which at most
+ACCEPTS_AT_ONCE come in; so silent clients, however many, take each other's places and not its. If we wait for nobody, the new one is told
+503: all are about to get their answers. An address that has all of its places taken is served so among its own. Who asks more than that
+at once is told 503, or is cut.
 
 If the exporter is killed, the kernel closes its connections, and nothing else is left.
 """
@@ -25,6 +27,8 @@ from cableway._watch.cached import CachedCommand, CommandFailed
 from cableway._watch.request import Request
 
 __all__ = [
+    "ADDRESS_CONNECTIONS_MAX",
+    "BACKLOG",
     "CONNECTIONS_MAX",
     "HEAD_MAX_BYTES",
     "HEAD_SECONDS",
@@ -34,6 +38,9 @@ __all__ = [
 ]
 
 CONNECTIONS_MAX = 128
+ADDRESS_CONNECTIONS_MAX = 96
+ACCEPTS_AT_ONCE = 8  # in a turn of the event loop, in which all that have sent something are read
+BACKLOG = 256  # connections that the kernel keeps for the next turns
 HEAD_MAX_BYTES = 16 << 10
 HEAD_SECONDS = 5.0
 WRITE_SECONDS = 10.0
@@ -79,14 +86,17 @@ class Server:
     def __init__(self, own_only: bool, hosts: frozenset[str] = frozenset()) -> None:
         self._own_only = own_only
         self._hosts = hosts
-        self._open: set[Writer] = set()
+        self._open: dict[Writer, str] = {}  # from which address
         self._slow: dict[Writer, None] = {}  # in the order in which we began to wait
         self._metrics = CachedCommand(("metrics",), _metrics)
         self._state = CachedCommand(("top", "--json", "-d", RATE_SECONDS), _state)
 
     async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
         """Answers until stop is set. Connections that are open then are cut."""
-        server = await asyncio.start_server(self._connected, sock=listener, limit=HEAD_MAX_BYTES)
+        server = await asyncio.start_server(
+            self._connected, sock=listener, limit=HEAD_MAX_BYTES, backlog=ACCEPTS_AT_ONCE
+        )
+        listener.listen(BACKLOG)  # asyncio has one number for both
         await stop.wait()
         server.close()
         for writer in self._open:
@@ -95,15 +105,12 @@ class Server:
     # ---- one connection
 
     async def _connected(self, reader: asyncio.StreamReader, writer: Writer) -> None:
-        if len(self._open) >= CONNECTIONS_MAX:
-            slowest = next(iter(self._slow), None)
-            if slowest is None:
-                writer.write(_busy())
-                writer.close()
-                return
-            slowest.transport.abort()
-            self._forget(slowest)
-        self._open.add(writer)
+        address = (writer.get_extra_info("peername") or ("",))[0]
+        if not self._make_room(address):
+            writer.write(_busy())
+            writer.close()
+            return
+        self._open[writer] = address
         try:
             # An error of the connection, or it was cut: nobody is there to be told. Cancelled at the exporter's end: Python 3.11
             # prints a traceback for a connection's task that ends so.
@@ -115,8 +122,22 @@ class Server:
             self._forget(writer)
             writer.close()
 
+    def _make_room(self, address: str) -> bool:
+        """Whether there is a place for one more from there, perhaps that of the one that has made us wait longest."""
+        rivals = list(self._open)
+        if len(rivals) < CONNECTIONS_MAX:
+            rivals = [writer for writer in rivals if self._open[writer] == address]
+            if len(rivals) < ADDRESS_CONNECTIONS_MAX:
+                return True
+        slowest = next((writer for writer in self._slow if writer in rivals), None)
+        if slowest is None:
+            return False
+        slowest.transport.abort()
+        self._forget(slowest)
+        return True
+
     def _forget(self, writer: Writer) -> None:
-        self._open.discard(writer)
+        self._open.pop(writer, None)
         self._slow.pop(writer, None)
 
     @contextlib.contextmanager
@@ -208,5 +229,6 @@ def _plain(status: HTTPStatus, text: str) -> bytes:
 def _busy() -> bytes:
     return _plain(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        f"{CONNECTIONS_MAX} requests are being answered, which is the limit; try again",
+        f"as many requests are being answered as may be at once ({CONNECTIONS_MAX} in all, {ADDRESS_CONNECTIONS_MAX} of one address); "
+        "try again",
     )

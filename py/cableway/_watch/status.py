@@ -12,7 +12,8 @@ from cableway.errors import Error
 
 __all__ = ["Status", "status"]
 
-_ROWS_MAX = 8  # of a list, in a notebook
+_ROWS_MAX = 5  # of a list, in a notebook
+_DEVICE_MAX = 13  # characters; a GPU's UUID has 40, of which the first tell it apart
 _COLORS = {"live": "#2f6fb0", "cached": "#8fb8de", "orphan": "#d0503c", "context": "#9a8fb5"}
 
 
@@ -92,7 +93,7 @@ class Status:
         if self.devices:
             parts.append(html.table(
                 ["MEMORY", "LIVE", "CACHED", "ORPHAN", "CONTEXT", "TOTAL", ""],
-                [[row["device"], *(_size(row[f"{name}_bytes"]) for name in (*_COLORS, "total")),
+                [[_device(row["device"]), *(_size(row[f"{name}_bytes"]) for name in (*_COLORS, "total")),
                   html.bar([(row[f"{name}_bytes"] / most, color) for name, color in _COLORS.items()])] for row in self.devices],
             ))  # fmt: skip
         for name, columns, by in _TABLES:
@@ -122,7 +123,13 @@ def _size(count: float | None) -> html.Markup:
 
 
 def _cell(row: dict[str, Any], key: str) -> Any:
+    if key == "device":
+        return _device(row[key])
     return _size(row[key]) if key.endswith("bytes") else row[key]
+
+
+def _device(name: str) -> str:
+    return name if len(name) <= _DEVICE_MAX else f"{name[: _DEVICE_MAX - 1]}…"
 
 
 def _span(seconds: float) -> str:

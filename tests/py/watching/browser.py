@@ -152,6 +152,8 @@ class Browser:
             time.sleep(0.05)
         return value
 
-    def picture(self, whole: bool = True) -> bytes:
-        """The page as a PNG."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])  # fmt: skip
+    def picture(self, height: int) -> bytes:
+        """The page as a PNG, down to that height."""
+        width = self.value("innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"])  # fmt: skip

@@ -5,15 +5,18 @@ from __future__ import annotations
 import http.server
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import browser
+import cuda_support
 import numpy as np
 import pytest
 from browser import Browser
-from cli_support import suspend
+from cli_support import broker_pid, suspend
 from conftest import eventually, running_broker
 from exporter_process import Exporter
 
@@ -97,6 +100,49 @@ def test_it_shows_clients_memory_pools_and_queues_and_goes_on_by_itself(page: Br
     page.wait_for(shows("arrays", "page/later"))
     assert x.nbytes == 8 << 20
     queue.close()
+
+
+GPU_TEXT = """
+import time
+import cableway as cw
+x = cw.empty(1 << 20, "f4", device="cuda:0")
+cw.put("page/on a GPU", x, keep=True)
+y = cw.zeros(1 << 20, "f4")
+print("there", flush=True)
+while True:
+    x.copy_from(y)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(
+    cuda_support.REAL or not cuda_support.DOUBLE.exists(), reason="the test double of the driver"
+)
+def test_gpus_stand_in_the_topology_and_what_is_copied_to_them(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir(mode=0o700)
+    environment = {**os.environ, "CABLEWAY_DIR": str(folder), **cuda_support.double(tmp_path / "card")}  # fmt: skip
+    with (
+        subprocess.Popen([sys.executable, "-c", GPU_TEXT], env=environment, stdout=subprocess.PIPE) as child,
+        Exporter(env=environment) as exporter,
+        Browser() as page,
+    ):  # fmt: skip
+        assert child.stdout
+        assert child.stdout.readline() == b"there\n"
+        page.open(f"http://127.0.0.1:{exporter.port}/")
+        page.wait_for(shows("arrays", "page/on a GPU"))
+        assert page.value('document.querySelectorAll("#topology rect").length') == 2
+        page.wait_for('document.querySelectorAll("#topology .busy").length === 1')
+        text = page.value('document.getElementById("topology").textContent')
+        assert "GPU-" in text
+        assert "to GPUs 0 B/s" not in text
+        assert any(name.startswith("GPU-") for name in cells(page, "memory", "DEVICE"))
+        assert cells(page, "routes", "ROUTE")[2] == "host to GPU"
+        child.kill()
+        page.wait_for('document.querySelectorAll("#topology .busy").length === 0')
+        assert page.said == []
+    os.kill(running_broker(folder), signal.SIGTERM)
+    assert eventually(lambda: broker_pid(folder) == 0)
 
 
 def test_rows_are_sorted_and_filtered_as_asked(page: Browser) -> None:

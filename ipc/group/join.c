@@ -313,6 +313,8 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
         code = cw_group_may_wait(group, &unused_ns); /* the time begins */
     if (code == -ETIMEDOUT)
         code = 0; /* there is none: what needs no wait is done */
+    struct cw_trace_span span;
+    cw_group_span(&span, group, GROUP_TRACE_JOIN);
     while (code == 0 && (code = join_once(group, rank)) == -EAGAIN) {
         int64_t left_ns = 0;
         sched_yield();
@@ -323,6 +325,7 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
                            "ranks are taken, or its members come and go",
                            group->name, (double)group->timeout_ns / 1e9, size);
     }
+    cw_trace_leave(&span, code < 0);
     if (code) {
         cw_inboxes_close(group);
         cw_client_unref(client);

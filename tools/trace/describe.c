@@ -166,6 +166,9 @@ json_t *describe_args(const struct trace_process *process, const struct trace_ev
     }
     if (record->kind != CW_TRACE_TASK && record->bytes)
         json_object_set_new(args, "bytes", json_integer((json_int_t)(record->bytes & INT64_MAX)));
+    if ((record->kind == CW_TRACE_REQUEST || record->kind == CW_TRACE_WAKE) && record->number)
+        json_object_set_new(args, "not_shown_before",
+                            json_integer((json_int_t)(record->number & INT64_MAX)));
     add_flags(args, event);
     return args;
 }

@@ -5,7 +5,6 @@
 #define CW_IPC_ARRAY_NAMES_H
 
 #include <stdint.h>
-#include <string.h>
 
 #include "ipc/base/name_key.h"
 #include "ipc/cableway.h"
@@ -23,11 +22,15 @@ int cw_array_put_weak(cw_array *array, const char *name);
 /* Enters the span of a call about a name, whose key must stay until it is left. */
 static inline void cw_name_span(struct cw_trace_span *span, enum cw_trace_kind kind,
                                 const struct cw_name_key *key, uint64_t bytes) {
-    uint32_t space = (uint32_t)strlen(key->text) + 1;
-    *span = (struct cw_trace_span){.kind = (uint8_t)kind,
-                                   .bytes = bytes,
-                                   .name = key->text + space,
-                                   .name_bytes = key->length - space};
+    /* Field by field: a warm get comes here, too, and needs no more. */
+    span->kind = (uint8_t)kind;
+    span->flags = 0;
+    span->op = 0;
+    span->is_key = true;
+    span->name = key->text;
+    span->name_bytes = key->length;
+    span->subject = span->number = 0;
+    span->bytes = bytes;
     cw_trace_enter(span);
 }
 

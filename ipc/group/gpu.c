@@ -383,6 +383,12 @@ static int run(cw_group *group, const struct operation *op) {
 }
 
 int cw_group_run(cw_group *group, const struct operation *op) {
+    struct cw_trace_span span;
     int code = cw_group_begin(group);
-    return code ? code : cw_group_end(group, run(group, op));
+    if (code)
+        return code;
+    cw_group_span(&span, group, op->kind);
+    code = run(group, op);
+    cw_trace_leave(&span, code < 0);
+    return cw_group_end(group, code);
 }

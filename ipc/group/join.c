@@ -334,7 +334,10 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
     snprintf(group->name, sizeof group->name, "%s", name);
     cw_kernels_load_started(); /* before anybody waits for us (gpu_reduce.c) */
     int64_t before = cw_socket_limit(group_broker_ns(group));
+    struct cw_trace_span span;
+    cw_group_span(&span, group, GROUP_TRACE_JOIN);
     code = join(group, rank);
+    cw_trace_leave(&span, code < 0);
     cw_socket_unlimit(before);
     if (code == -EINPROGRESS) /* the broker has the name, and does not answer */
         code = cw_socket_too_late();

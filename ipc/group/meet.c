@@ -395,12 +395,20 @@ int cw_group_glance(cw_group *group, int rounds) {
 
 #define BARRIER_WHAT group_what(GROUP_BARRIER, 0, 0, GROUP_NO_ROOT, 0)
 
+static int await_all(cw_group *group) {
+    struct cw_trace_span span;
+    cw_group_span(&span, group, GROUP_BARRIER);
+    int code = cw_group_await(group);
+    cw_trace_leave(&span, code < 0);
+    return code;
+}
+
 int cw_group_barrier(cw_group *group) {
     int code = cw_group_begin(group);
     if (code)
         return code;
     cw_group_arrive(group, BARRIER_WHAT, 0);
-    return cw_group_end(group, cw_group_await(group));
+    return cw_group_end(group, await_all(group));
 }
 
 int cw_group_barrier_begin(cw_group *group) {
@@ -420,5 +428,5 @@ int cw_group_barrier_finish(cw_group *group) {
                        "cw_group_barrier_finish() comes after cw_group_barrier_begin() has "
                        "returned -EAGAIN, of the same group");
     group->in_barrier = false;
-    return cw_group_end(group, cw_group_await(group));
+    return cw_group_end(group, await_all(group));
 }

@@ -456,8 +456,11 @@ int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_mess
         return code;
     group->end_ns = 0;
     code = check_source(group, source);
+    struct cw_trace_span span;
+    cw_group_span(&span, group, GROUP_TRACE_RECEIVE);
     if (code == 0)
         code = await_message(group, source, tag, &found);
+    cw_trace_leave(&span, code < 0);
     if (code == 0) {
         struct group_kept *kept = *found;
         *found = kept->next;

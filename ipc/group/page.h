@@ -57,8 +57,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "ipc/cableway.h"
+#include "shm/base/trace.h"
 #include "shm/tasks/barrier.h"
 
 #define GROUP_MAGIC    0x6377677270303032ull /* "cwgrp002" */
@@ -269,6 +271,17 @@ enum group_operation {
     GROUP_OPERATIONS
 };
 #define GROUP_NO_ROOT 0xffffu
+/* What a trace calls waits that are no collective operation's; beside enum group_operation. */
+enum group_trace { GROUP_TRACE_JOIN = 100, GROUP_TRACE_RECEIVE };
+/* Enters the span of a call that may wait for other members. */
+static inline void cw_group_span(struct cw_trace_span *span, const cw_group *group,
+                                 unsigned operation) {
+    *span = (struct cw_trace_span){.kind = CW_TRACE_GROUP,
+                                   .op = (uint16_t)operation,
+                                   .name = group->name,
+                                   .name_bytes = (uint32_t)strlen(group->name)};
+    cw_trace_enter(span);
+}
 static inline uint64_t group_what(enum group_operation operation, uint32_t dtype,
                                   uint32_t reduction, uint32_t root, uint32_t step) {
     return (uint64_t)operation | (uint64_t)dtype << 8 | (uint64_t)reduction << 16 |

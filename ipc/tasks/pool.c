@@ -158,8 +158,9 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
     parent->place = calloc(cells, sizeof *parent->place);
     parent->seen = calloc(workers, sizeof *parent->seen);
     pool->group_of = calloc(workers, sizeof *pool->group_of);
-    if (!pool->group_of || !parent->tail || !parent->head || !parent->free || !parent->place ||
-        !parent->seen) {
+    pool->is_noted = calloc(cells, sizeof *pool->is_noted);
+    if (!pool->group_of || !pool->is_noted || !parent->tail || !parent->head || !parent->free ||
+        !parent->place || !parent->seen) {
         cw_pool_delete(pool);
         return cw_fail(-EDQUOT, "no memory for a pool of %u cells", cells);
     }
@@ -201,6 +202,7 @@ void cw_pool_delete(cw_pool *pool) {
     free(pool->parent.place);
     free(pool->parent.seen);
     free(pool->group_of);
+    free(pool->is_noted);
     free(pool);
 }
 
@@ -295,7 +297,8 @@ int cw_pool_submit(cw_pool *pool, const cw_task *task) {
                              .function_bytes = task->function_bytes};
     cw_dispatch_write(meta_of(&pool->parts, task->cell), &meta, META_BYTES);
     code = cw_dispatch_submit(&pool->parent, task->group, task->cell);
-    if (code == 0)
+    uint64_t left_out;
+    if (code == 0 && (pool->is_noted[task->cell] = cw_trace_may_note(CW_TRACE_TASKS, &left_out)))
         cw_trace_moment(CW_TRACE_SUBMIT, pool->id, pool->parent.place[task->cell]);
     return code == -EAGAIN ? cw_fail_plain(code, "the group's queue has no place just now") : code;
 }
@@ -356,7 +359,8 @@ int cw_pool_collect(cw_pool *pool, cw_task *out) {
     int cell = cw_dispatch_collect(&pool->parent, &worker, &place);
     if (cell >= 0) {
         cw_pool_read_task(&pool->parts, (uint32_t)cell, place, out);
-        cw_trace_moment(CW_TRACE_RESULT, pool->id, place);
+        if (pool->is_noted[cell])
+            cw_trace_moment(CW_TRACE_RESULT, pool->id, place);
     }
     out->worker = worker;
     if (cell == -EAGAIN)

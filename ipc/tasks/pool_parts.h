@@ -55,7 +55,8 @@ struct parts { /* where all of it lies */
 struct cw_pool { /* the parent's end */
     struct cw_dispatch_parent parent;
     struct parts parts;
-    uint64_t id; /* the head's */
+    uint64_t id;    /* the head's */
+    bool *is_noted; /* of each cell whose task was submitted: so will its result be */
     uint32_t
         *group_of; /* of each worker that was assigned to one and is not buried, its group + 1 */
 };

@@ -22,6 +22,7 @@
 #include "shm/base/trace.h"
 
 #define PEEKS_MAX 4     /* copies of tasks that are taken meanwhile */
+#define SHORT_NS  10000 /* of shorter tasks a trace has some, where there are very many */
 #define SETTLE_NS 10000 /* for a caller that has submitted and is about to listen */
 
 struct shown { /* of a cell whose task was taken; its taker's, then its answerer's */
@@ -99,6 +100,7 @@ void cw_worker_close(cw_worker *worker) {
 static int take(cw_worker *worker, uint64_t *place) {
     struct cw_trace_span span = {.kind = CW_TRACE_IDLE, .subject = worker->parts.head->id};
     cw_trace_enter(&span);
+    span.since_ns = (int64_t)CW_LOAD(T51, &worker->counted_ns, relaxed); /* the last answer */
     int cell = cw_dispatch_take(&worker->parts.view, worker->number, place);
     /* It ends where the task begins; behind that others may have been woken. */
     cw_trace_leave_at(
@@ -126,7 +128,9 @@ static void hide(struct shown shown, struct cw_trace_record *record, uint64_t no
     record->tid = shown.tid; /* who took it, whoever answers */
     record->duration_ns = (int64_t)now_ns - record->begun_ns;
     cw_trace_hide(shown.place);
-    cw_trace_event(record);
+    uint64_t left_out;
+    if (record->duration_ns >= SHORT_NS || cw_trace_may_note(CW_TRACE_TASKS, &left_out))
+        cw_trace_event(record);
 }
 
 /* ---- tasks ---- */

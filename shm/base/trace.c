@@ -20,6 +20,10 @@
 
 CW_THREAD_LOCAL struct cw_trace_span *cw_trace_top;
 static CW_THREAD_LOCAL uint32_t own_tid;
+static CW_THREAD_LOCAL struct window {
+    int64_t begun_ns;
+    uint32_t noted, left_out;
+} windows[CW_TRACE_CLASSES];
 
 static struct cw_trace *_Atomic current;
 static cw_a64 again_ns;     /* not tried before then; 0: at once, INT64_MAX: never */
@@ -145,8 +149,30 @@ void cw_trace_moment(enum cw_trace_kind kind, uint64_t subject, uint64_t number)
     cw_trace_event(&record);
 }
 
+bool cw_trace_may_note(enum cw_trace_class class, uint64_t *left_out) {
+    struct window *window = &windows[class];
+    if (window->noted >= CW_TRACE_WINDOW_MAX &&
+        cw_known_ns - window->begun_ns < CW_TRACE_WINDOW_NS &&
+        ++window->left_out % CW_TRACE_UNNOTED) {
+        return false;
+    }
+    if (window->noted >= CW_TRACE_WINDOW_MAX) {
+        int64_t now_ns = cw_now_ns();
+        if (now_ns - window->begun_ns < CW_TRACE_WINDOW_NS)
+            return false;
+        window->begun_ns = now_ns;
+        window->noted = 0;
+    }
+    window->noted++;
+    *left_out = window->left_out;
+    window->left_out = 0;
+    return true;
+}
+
 void cw_trace_woke(void) {
-    cw_trace_moment(CW_TRACE_WAKE, cw_trace_top ? cw_trace_top->subject : 0, 0);
+    uint64_t left_out;
+    if (cw_trace_may_note(CW_TRACE_WAKES, &left_out))
+        cw_trace_moment(CW_TRACE_WAKE, cw_trace_top ? cw_trace_top->subject : 0, left_out);
 }
 
 int cw_trace_show(struct cw_trace_record *record) {
@@ -180,8 +206,9 @@ static void describe(const struct cw_trace_span *span, struct cw_trace_record *o
                                     .subject = span->subject,
                                     .number = span->number,
                                     .bytes = span->bytes};
-    if (span->name)
-        cw_trace_name(out, span->name, span->name_bytes);
+    size_t space = span->is_key ? strnlen(span->name, span->name_bytes) + 1 : 0;
+    if (span->name && space <= span->name_bytes)
+        cw_trace_name(out, span->name + space, span->name_bytes - space);
 }
 
 void cw_trace_begin(int64_t begun_ns) {
@@ -196,15 +223,34 @@ void cw_trace_sleeps(void) {
     struct cw_trace_span *top = cw_trace_top;
     if (!top || (top->begun_ns && top->place >= 0))
         return;
-    if (!top->begun_ns)
-        cw_trace_begin(cw_now_ns());
+    if (!own_trace())
+        return;
+    if (!top->begun_ns) /* who has just spun has read the clock */
+        cw_trace_begin(top->since_ns                  ? top->since_ns
+                       : cw_known_ns != top->known_ns ? cw_known_ns
+                                                      : cw_now_ns());
     for (struct cw_trace_span *span = top; span && span->place < 0; span = span->outer) {
         struct cw_trace_record record;
+        span->slept = true;
         if (!span->trace || span->kind == CW_TRACE_NONE)
             continue;
         describe(span, &record);
         span->place = cw_trace_begun(span->trace, &record);
     }
+}
+
+/* What happens very often is noted now and then. Within another span it is as rare as that. */
+static bool is_to_be_noted(struct cw_trace_span *span, int64_t *end_ns) {
+    uint64_t left_out;
+    if (span->outer)
+        return true;
+    if (!span->slept)
+        return span->kind != CW_TRACE_REQUEST ||
+               cw_trace_may_note(CW_TRACE_REQUESTS, &span->number);
+    if (*end_ns == 0)
+        *end_ns = cw_now_ns();
+    return *end_ns - span->begun_ns >= CW_TRACE_SHORT_NS ||
+           cw_trace_may_note(CW_TRACE_SLEEPS, &left_out);
 }
 
 void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns) {
@@ -214,6 +260,8 @@ void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns
         span->trace != CW_LOAD(Y10, &current, acquire))
         return;
     cw_trace_ended(span->trace, span->place);
+    if (!is_to_be_noted(span, &end_ns))
+        return;
     describe(span, &record);
     record.duration_ns = (end_ns ? end_ns : cw_now_ns()) - span->begun_ns;
     if (record.duration_ns < 0)

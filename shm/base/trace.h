@@ -4,7 +4,8 @@
  * A call that may cross processes has a span on its stack. A span costs two stores until something
  * crosses: a request to the broker, a sleep until another process acts. That is when it begins, and
  * the spans around it with it; those in which the thread sleeps are shown while they are under way.
- * One that never began leaves nothing: a warm get is not traced.
+ * One that never began leaves nothing: a warm get is not traced. A request that was answered
+ * without a sleep is noted now and then (cw_trace_may_note()).
  *
  * The process's trace is made at the first event, and found by others by its descriptor, which
  * stays open. Without memory or a descriptor there is none, and calls go on as without; it is tried
@@ -25,9 +26,12 @@ struct cw_trace_span {
     struct cw_trace *trace; /* where it began */
     int64_t begun_ns;       /* 0: it has not */
     int place;              /* while it is shown under way; -1: it is not */
+    bool slept, is_key;     /* the name stands behind another word and its end: a namespace's */
     uint8_t kind, flags;
     uint16_t op;
     uint32_t name_bytes;
+    int64_t known_ns; /* cw_known_ns when it was entered */
+    int64_t since_ns; /* when it begins that sleeps now; 0: when it sleeps */
     const char *name; /* borrowed until the span is left; NULL: none */
     uint64_t subject, number, bytes;
 };
@@ -44,6 +48,9 @@ static inline void cw_trace_enter(struct cw_trace_span *span) {
     span->outer = cw_trace_top;
     span->begun_ns = 0;
     span->place = -1;
+    span->slept = false;
+    span->known_ns = cw_known_ns;
+    span->since_ns = 0;
     cw_trace_top = span;
 }
 /* Must follow each cw_trace_enter(), in the same thread. failed: the call returns an error. */
@@ -78,9 +85,27 @@ void cw_trace_sleeps(void);
 uint64_t cw_trace_id(void);
 /* An event that is over: tid 0 is the calling thread. */
 void cw_trace_event(struct cw_trace_record *record);
+/* What a thread does hundreds of thousands of times a second is noted now and then, so that noting
+ * it takes no time that counts, and the rings reach back farther: of each class so many in a window
+ * of that length. The window is that of the clock as the thread last read it, so it is read again
+ * after CW_TRACE_UNNOTED that were left out. */
+enum cw_trace_class {
+    CW_TRACE_REQUESTS,
+    CW_TRACE_WAKES,
+    CW_TRACE_TASKS,
+    CW_TRACE_SLEEPS, /* shorter than CW_TRACE_SHORT_NS */
+    CW_TRACE_CLASSES
+};
+#define CW_TRACE_WINDOW_NS  2000000
+#define CW_TRACE_WINDOW_MAX 64u
+#define CW_TRACE_UNNOTED    256u
+#define CW_TRACE_SHORT_NS   25000
+/* Shall this one be noted? left_out: how many were not since the last one that was. Any thread;
+ * costs some ns. */
+bool cw_trace_may_note(enum cw_trace_class class, uint64_t *left_out);
 /* An event of this moment. */
 void cw_trace_moment(enum cw_trace_kind kind, uint64_t subject, uint64_t number);
-/* Others were woken, by the call whose span is the innermost. */
+/* Others were woken, by the call whose span is the innermost. Noted now and then. */
 void cw_trace_woke(void);
 /* Shows a call until cw_trace_hide(), which any thread of the process may call. -1: not shown. */
 int cw_trace_show(struct cw_trace_record *record);

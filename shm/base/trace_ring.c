@@ -102,10 +102,14 @@ void cw_trace_add(struct cw_trace *trace, const struct cw_trace_record *record) 
 
 static void fill_named(struct cw_trace_named *place, uint64_t number,
                        const struct cw_trace_record *record) {
-    uint64_t words[CW_TRACE_LONG_WORDS - 1] = {0};
+    uint64_t words[CW_TRACE_LONG_WORDS - 1];
+    uint32_t count = CW_TRACE_WORDS - 1;
     put_record(record, words);
-    memcpy(words + CW_TRACE_WORDS - 1, record->name, CW_TRACE_NAME_MAX);
-    fill(&place->mark, CW_TRACE_LONG_WORDS - 1, words, mark_of(number, WHOLE));
+    if (record->name_bytes) {
+        memcpy(words + count, record->name, CW_TRACE_NAME_MAX);
+        count = CW_TRACE_LONG_WORDS - 1;
+    }
+    fill(&place->mark, count, words, mark_of(number, WHOLE));
 }
 
 int cw_trace_begun(struct cw_trace *trace, const struct cw_trace_record *record) {

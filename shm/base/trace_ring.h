@@ -37,16 +37,17 @@
 
 enum cw_trace_kind {
     CW_TRACE_NONE,
-    CW_TRACE_REQUEST,    /* the broker was asked: op */
-    CW_TRACE_GET,        /* a get that had to ask somebody; name */
-    CW_TRACE_WAIT,       /* a sleep until another process acts, of a call that has no kind here */
-    CW_TRACE_WAKE,       /* a moment: others that sleep were woken */
-    CW_TRACE_TASK,       /* a worker ran a task: subject, number; function, if known */
-    CW_TRACE_SUBMIT,     /* a moment: a task was handed to the workers: subject, number */
-    CW_TRACE_RESULT,     /* a moment: the answer of a task was taken: subject, number */
-    CW_TRACE_IDLE,       /* a worker slept until there was a task: subject */
-    CW_TRACE_ANSWERS,    /* a caller of a Pool slept until there was an answer: subject */
-    CW_TRACE_HELPER,     /* the helper thread of a Pool slept: subject */
+    CW_TRACE_REQUEST, /* the broker was asked: op; number: how many were before it without an event
+                       */
+    CW_TRACE_GET,     /* a get that had to ask somebody; name */
+    CW_TRACE_WAIT,    /* a sleep until another process acts, of a call that has no kind here */
+    CW_TRACE_WAKE,    /* a moment: others that sleep were woken; number: as of a request */
+    CW_TRACE_TASK,    /* a worker ran a task: subject, number; function, if known */
+    CW_TRACE_SUBMIT,  /* a moment: a task was handed to the workers: subject, number */
+    CW_TRACE_RESULT,  /* a moment: the answer of a task was taken: subject, number */
+    CW_TRACE_IDLE,    /* a worker slept until there was a task: subject */
+    CW_TRACE_ANSWERS, /* a caller of a Pool slept until there was an answer: subject */
+    CW_TRACE_HELPER,  /* the helper thread of a Pool slept: subject */
     CW_TRACE_QUEUE_PUT,  /* a put into a queue that slept until there was room: subject */
     CW_TRACE_QUEUE_GET,  /* a get from a queue that slept until there was an item: subject */
     CW_TRACE_QUEUE_JOIN, /* a join of a queue that slept: subject */

@@ -17,10 +17,13 @@
 
 #include "shm/base/trace.h"
 
+CW_THREAD_LOCAL int64_t cw_known_ns;
+
 int64_t cw_now_ns(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    cw_known_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    return cw_known_ns;
 }
 
 static void here(cw_a32 *word) {

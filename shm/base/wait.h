@@ -26,6 +26,7 @@
 #define CW_SHM_BASE_WAIT_H
 
 #include "shm/base/atomic.h"
+#include "shm/base/error.h"
 
 #define CW_SPIN_NS 50000u     /* about one wake-up of a sleeping core (FACTS.md: 41 to 52 us) */
 #define CW_FAR_S   1000000000 /* seconds that no sleep lasts: the limit of one for ever */
@@ -89,6 +90,9 @@ void cw_bell_rouse(struct cw_bell *bell);
 
 /* CLOCK_MONOTONIC in ns. */
 int64_t cw_now_ns(void);
+/* What cw_now_ns() last returned in this thread; 0: it was not called. Reading the clock takes 20
+ * to 70 ns, which is much for who only wants to know about when it is. */
+extern CW_THREAD_LOCAL int64_t cw_known_ns;
 /* When a time that began then is over: timeout_ns later, INT64_MAX (for ever) where that cannot be
  * counted or timeout_ns < 0. The one place where a caller's time is added to the clock. */
 static inline int64_t cw_end_ns(int64_t begun_ns, int64_t timeout_ns) {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/group/page.h"
 #include "tools/output.h"
 #include "tools/watch/requests.h"
 
@@ -27,7 +28,7 @@ static const struct {
     [CW_TRACE_QUEUE_GET] = {"queue", "queue is empty: get waits"},
     [CW_TRACE_QUEUE_JOIN] = {"queue", "join waits"},
     [CW_TRACE_COPY] = {"copy", "copy"},
-    [CW_TRACE_GROUP] = {"group", "wait for members"},
+    [CW_TRACE_GROUP] = {"group", "group"},
     [CW_TRACE_FENCE] = {"wait", "wait for GPU work"},
 };
 
@@ -44,6 +45,18 @@ static void add_name(char *text, const struct cw_trace_record *record) {
     name[record->name_bytes] = 0;
     if (*name)
         add_word(text, name);
+}
+
+static const char *group_word(uint16_t op) {
+    static const char *const names[] = {
+        [GROUP_BARRIER] = "barrier",       [GROUP_BCAST] = "bcast",
+        [GROUP_SCATTER] = "scatter",       [GROUP_GATHER] = "gather",
+        [GROUP_ALLGATHER] = "allgather",   [GROUP_REDUCE] = "reduce",
+        [GROUP_ALLREDUCE] = "allreduce",   [GROUP_REDUCE_SCATTER] = "reduce_scatter",
+        [GROUP_ALLTOALL] = "alltoall",     [GROUP_EXCHANGE] = "exchange",
+        [GROUP_TRACE_JOIN] = "join group", [GROUP_TRACE_RECEIVE] = "receive",
+    };
+    return op < sizeof names / sizeof *names && names[op] ? names[op] : "group";
 }
 
 static const char *function_of(const struct trace_process *process, uint64_t number) {
@@ -77,6 +90,8 @@ char *describe_name(const struct trace_process *process, const struct trace_even
         word = requests_text(record->op, op);
     else if (record->kind == CW_TRACE_TASK && function_of(process, record->function))
         word = function_of(process, record->function);
+    else if (record->kind == CW_TRACE_GROUP)
+        word = group_word(record->op);
     *text = 0;
     add_word(text, *word ? word : "request");
     if (record->kind == CW_TRACE_COPY)
@@ -151,6 +166,9 @@ json_t *describe_args(const struct trace_process *process, const struct trace_ev
     }
     if (record->kind != CW_TRACE_TASK && record->bytes)
         json_object_set_new(args, "bytes", json_integer((json_int_t)(record->bytes & INT64_MAX)));
+    if ((record->kind == CW_TRACE_REQUEST || record->kind == CW_TRACE_WAKE) && record->number)
+        json_object_set_new(args, "not_shown_before",
+                            json_integer((json_int_t)(record->number & INT64_MAX)));
     add_flags(args, event);
     return args;
 }

@@ -330,3 +330,49 @@ def test_a_file_that_only_has_the_name_of_a_trace_is_passed_over(size: int) -> N
     check(found)
     assert named(found, "put trace/honest", os.getpid())
     assert x.nbytes
+
+
+MEMBER = """
+import sys, time
+import cableway as cw
+rank = int(sys.argv[1])
+with cw.Group("trace/group", size=2, rank=rank) as g:
+    g.barrier()
+    print("there", flush=True)
+    if rank == 0:
+        g.barrier()
+    else:
+        input()
+        g.barrier()
+    input()
+"""
+
+
+def test_a_member_that_others_wait_for_is_the_one_without_a_wait() -> None:
+    members = [
+        subprocess.Popen(
+            [sys.executable, "-c", MEMBER, str(rank)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    try:
+        for member in members:
+            assert member.stdout
+            assert member.stdout.readline() == "there\n"
+
+        def waiting() -> list[int]:
+            return [
+                event["pid"]
+                for event in named(traced(), "barrier trace/group")
+                if event["args"].get("under_way")
+            ]
+
+        assert eventually(lambda: waiting() == [members[0].pid])
+        check(traced())
+        members[1].communicate("\n\n")
+        members[0].communicate("\n")
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,26 @@ def rows(found: Any) -> list[Any]:
     return [row for row in found["memory"] if row["device"] != "cpu"]
 
 
-def check_real(found: Any, pid: int) -> None:
-    """On a real GPU: the rows add up to what nvidia-smi shows, and a process has a context."""
+def used_by_all() -> str:
+    """What nvidia-smi counts on each GPU, in MiB."""
     query = ["nvidia-smi", "--query-gpu=uuid,memory.used", "--format=csv,noheader,nounits"]
-    shown = subprocess.run(query, text=True, capture_output=True, check=True).stdout
+    return subprocess.run(query, text=True, capture_output=True, check=True).stdout
+
+
+def look() -> tuple[Any, str]:
+    """What top shows, and what nvidia-smi counted before and after alike: other tests use the GPU meanwhile."""
+    if not cuda_support.REAL:
+        return run_json("top"), ""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        before, found, after = used_by_all(), run_json("top"), used_by_all()
+        if before == after:
+            return found, after
+    raise AssertionError("others took and gave back GPU memory all the time, for 60 s")
+
+
+def check_real(found: Any, shown: str, pid: int) -> None:
+    """On a real GPU: the rows add up to what nvidia-smi shows, and a process has a context."""
     for uuid, used in (line.split(", ") for line in shown.splitlines()):
         ours = [row for row in rows(found) if row["device"] == uuid]
         if not ours:
@@ -82,7 +99,7 @@ def test_gpu_memory_adds_up_to_what_the_driver_counts(
             said.write_text(
                 f"{uuid} {1000 * MIB} 2 {child.pid} {500 * MIB} {os.getppid()} {300 * MIB}\n"
             )
-        found = run_json("top")
+        found, used = look()
         (row,) = [row for row in rows(found) if row["pid"] == child.pid]
         assert row["device"] == uuid
         assert row["live_bytes"] >= 4 * MIB
@@ -93,7 +110,7 @@ def test_gpu_memory_adds_up_to_what_the_driver_counts(
         (array,) = [row for row in found["arrays"] if row["name"] == "gpu/x"]
         assert (array["device"], array["holders"]) == (row["device"], 1)
         if cuda_support.REAL:
-            check_real(found, child.pid)
+            check_real(found, used, child.pid)
         else:
             assert row["total_bytes"] == 500 * MIB
             assert row["context_bytes"] == 500 * MIB - row["live_bytes"] - row["cached_bytes"]
@@ -113,7 +130,7 @@ def test_gpu_memory_adds_up_to_what_the_driver_counts(
     assert orphan["orphan_bytes"] >= 4 * MIB
     assert orphan["pid"] is None
     if cuda_support.REAL:
-        check_real(run_json("top"), 0)
+        check_real(*look(), 0)
     assert mine.nbytes
     cw.remove("gpu/x")
 

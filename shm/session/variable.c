@@ -19,6 +19,7 @@ static const char *const others[] = {
     "CONFIG", "CUDA_DRIVER",  "DIR",          "FULL_WAIT_MS", "GPU_CACHE_BYTES",
     "GROUP",  "MOVER",        "MOVER_IDLE",   "NAMESPACE",    "NODE_DIR",
     "NVML",   "PYTHON",       "RANK",         "ROUTE",        "SIZE",
+    "TRACE",
 };
 #define OTHERS (sizeof others / sizeof *others)
 

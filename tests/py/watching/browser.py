@@ -20,8 +20,8 @@ _FDS = (3, 4)  # where the browser reads and writes
 
 
 def found() -> str | None:
-    """The browser of this machine, of $CABLEWAY_BROWSER or PATH."""
-    names = [os.environ.get("CABLEWAY_BROWSER", ""), *PROGRAMS]
+    """The browser of this machine, of $CABLEWAY_TEST_BROWSER or PATH."""
+    names = [os.environ.get("CABLEWAY_TEST_BROWSER", ""), *PROGRAMS]
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
 

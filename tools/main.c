@@ -31,7 +31,7 @@ static const struct cli_command commands[] = {
      "If none\n"
      "runs, the one figure is cableway_up 0, and the exit code 0.\n",
      0, 0, 0, cmd_metrics},
-    {"exporter", "[--listen ADDRESS:PORT] [--all-users]",
+    {"exporter", "[--listen ADDRESS:PORT] [--host NAME]... [--all-users]",
      "Serve these figures and a live page by HTTP, on 127.0.0.1.", NULL, CLI_RAW_ARGUMENTS, 0, -1,
      cmd_exporter},
     {"leaks", "", "Find memory that perhaps nobody needs, and say what to do about it.",

@@ -249,10 +249,12 @@ static void tell_joined(const struct line *line, const char *equals) {
 static void tell_of_command(struct line *line, int first) {
     char value[TOKEN_BYTES];
     bool raw = line->command->options & CLI_RAW_ARGUMENTS;
+    bool told =
+        raw && strstr(line->command->arguments, "--"); /* by the row itself: starts nobody */
     if (raw)
-        line->help = help_of(line->command->name);
-    line->in_usage = raw && !strcmp(line->command->name, "peers");
-    if (line->in_usage)
+        line->help = told ? strdup(line->command->arguments) : help_of(line->command->name);
+    line->in_usage = told || (raw && !strcmp(line->command->name, "peers"));
+    if (line->in_usage && !told)
         keep_usage_of(line->help, first < line->count - 1 ? line->words[first] : "list");
     for (int i = first; i < line->count - 1; i++)
         take_word(line, line->words[i], value);

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def test_the_first_word_is_each_command_that_help_lists() -> None:
 
 @pytest.mark.parametrize("command", commands())
 def test_the_options_are_those_that_the_help_of_the_command_lists(command: str) -> None:
-    told = run("help", command).stdout
+    told = run("help", command, env={"CABLEWAY_PYTHON": sys.executable}).stdout
     if command == "peers":  # its usage lines have them
         usage = told.split("\nThe nodes")[0]
         for part in re.split(r"cableway peers ", usage)[1:]:

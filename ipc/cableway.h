@@ -518,10 +518,11 @@ typedef struct cw_leaf {
 
 typedef struct cw_tree_info {
     uint64_t version;
-    uint64_t total_bytes;  /* of its leaves; aliases count once */
-    uint64_t layout_hash;  /* the same for trees whose leaves have the same paths, dtypes, shapes
-                              and places */
-    uint64_t content_hash; /* of the leaves' hashes; 0: one has none */
+    uint64_t total_bytes; /* of its leaves; aliases count once */
+    uint64_t layout_hash; /* of all but the values: in their order the leaves' paths, dtypes,
+                             shapes, strides, kinds, ties and places */
+    uint64_t
+        content_hash; /* of the leaves' hashes, in order, which are of bytes; 0: one has none */
     uint32_t leaves, parts;
     const void *meta; /* borrowed */
     uint64_t meta_bytes;
@@ -543,9 +544,9 @@ typedef struct cw_tree_info {
  * if_version: which version the name must mean for this to be done; 0: none; CW_ANY_VERSION.
  *
  * The caller owns *out, the version that was published: cw_tree_close(). NULL: it is not wanted.
- * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken), -ESTALE (the name
- * means another version than was said), -EOWNERDEAD (a leaf's writer died), -EINVAL, -EDQUOT,
- * -EINPROGRESS, -ECONNRESET. Blocks.
+ * All or nothing of it is seen, whoever dies at whatever moment. -EEXIST (taken, also if if_version
+ * is 0), -ESTALE (the name means another version than was said), -EOWNERDEAD (a leaf's writer
+ * died), -EINVAL, -EDQUOT, -EINPROGRESS, -ECONNRESET. Blocks.
  *
  * A name "//NODE/NAME" of another node: the leaves are copied there, into host memory, and readers
  * there see the new version when all of it is there. *out is the tree of this node with the number
@@ -781,9 +782,12 @@ void cw_reading_end(cw_reading *reading);
  * {"path": as it was asked for, "files": cw_checkpoint_identity()}, "metadata" what the first file
  * says. flags: CW_KEEP: also a name that is loaded already is kept from then on, by a next version
  * of the same memory; CW_REPLACE: a tree of other files is replaced by a new version.
+ * CW_LOAD_STEPS: cw_load_wait() returns -EINTR also before it allocates and before it waits for
+ * what is read, so that a caller whose signal handlers only note a signal looks at these.
  * The caller owns *out: cw_load_end(). As cw_checkpoint_open() and cw_tree_put().
  */
 typedef struct cw_load cw_load;
+enum cw_load_flags { CW_LOAD_STEPS = 1 };
 int cw_load_begin(cw_client *client, const char *name, const char *path, const char *device,
                   uint32_t flags, cw_load **out);
 /*
@@ -799,7 +803,8 @@ int cw_load_meta(cw_load *load, const char *meta, uint64_t meta_bytes);
 /*
  * Loads it, or waits for who does. 0: the caller owns *out. *loaded, which may be NULL: 1 if it was
  * read here. -EEXIST: the name means something else, which the sentence tells, and what to do.
- * -EINTR, -ETIMEDOUT: it goes on, and may be waited for again. Blocks. One thread.
+ * -EINTR, -ETIMEDOUT: it goes on, and may be waited for again; a signal in the midst of an
+ * allocation gives up what was allocated, which begins anew. Blocks. One thread.
  */
 int cw_load_wait(cw_load *load, int64_t timeout_ns, cw_tree **out, int *loaded);
 /* Where the time of a load went: of the caller's thread, and of all that read, together. */
@@ -829,8 +834,8 @@ int cw_memory_gpu(const void *address, int *gpu);
 /* The array of ours, as bytes, in which an address of GPU memory lies that this process holds; one
  * more lease on it. Of pools see cw_array_at(). The caller owns *out. -ENOENT. */
 int cw_memory_array(cw_client *client, const void *address, cw_array **out);
-/* 1: an address lies in GPU memory of ours that this process has mapped; 0: it does not, and neither
- * cw_memory_array() nor cw_array_at() finds anything. Asks nobody. */
+/* 1: an address lies in GPU memory of ours that this process has mapped; 0: it does not, and
+ * neither cw_memory_array() nor cw_array_at() finds anything. Asks nobody. */
 int cw_memory_is_shared(cw_client *client, const void *address);
 /* Waits on the CPU for all work that a stream (CUstream; 0, 1, 2: default streams) of this process
  * on that GPU was given; whole 1: for all streams of that GPU. */

@@ -4,7 +4,7 @@
  *   LOOK --name means these files--> done
  *    |  ^--claim over, name put--.
  *    v                           |
- *   CLAIM --granted--> READ --> PUBLISH --> done
+ *   CLAIM --granted--> ALLOCATE --> READ --> PUBLISH --> done
  *
  * Invariants:
  *   - Who reads has the claim of the name at the broker (broker/names/claims.h), so one process
@@ -13,6 +13,10 @@
  *     PUT_TREE alone, which says the version that was there when we looked: two who had the claim
  *     one after the other never make two trees.
  *   - cw_load_end() releases the claim, whatever had become of the wait for it.
+ *   - A signal ends each wait, also the allocation, which takes a second for some GiB: the claim
+ * and what was allocated are given back, and who calls again begins anew. After
+ *     INTERRUPTED_ALLOCATIONS_MAX of them signals no longer end an allocation: so one comes to its
+ *     end though they come again and again.
  *   - With CW_KEEP the name is kept when the tree is returned, also if somebody without it loaded:
  *     then the tree is put again as the next version, of the same memory, by PUT_TREE that says the
  *     version that we saw. Of several who do so one succeeds, and the others find it kept. It needs
@@ -22,6 +26,7 @@
  *   LOOK          nothing; the name is kept from the moment at which the broker took PUT_TREE
  *   CLAIM         nothing: the wait ends with the session; a claim just granted ends with the
  *                 process, and the others look again
+ *   ALLOCATE      the claim, which others get at once; memory has no name yet
  *   READ          arrays, which end with the session, and the claim, which others get at once
  *   PUBLISH       as ipc/tree/publish.c says; then the claim ends, and the others find the tree, or
  *                 load it
@@ -55,9 +60,12 @@
 #include "ipc/request/channel.h"
 #include "ipc/tree/tree.h"
 #include "shm/base/error.h"
+#include "shm/base/segment.h"
 #include "shm/base/wait.h"
 
-enum state { LOOK, CLAIM, READ };
+#define INTERRUPTED_ALLOCATIONS_MAX 4u
+
+enum state { LOOK, CLAIM, ALLOCATE, READ };
 
 struct cw_load {
     cw_client *client;
@@ -68,7 +76,8 @@ struct cw_load {
     char *extra; /* members of the metadata; NULL: none */
     uint32_t flags;
     enum state state;
-    cw_read *reads; /* of all that are missing */
+    uint32_t interrupted; /* allocations */
+    cw_read *reads;       /* of all that are missing */
     cw_reading *reading;
     cw_load_times times;
 };
@@ -220,6 +229,14 @@ static int publish(cw_load *load) {
 
 /* ---- the steps ---- */
 
+static int allocate(cw_load *load, struct cw_target *target) {
+    bool before = cw_segment_interruptible(load->interrupted < INTERRUPTED_ALLOCATIONS_MAX);
+    int code = cw_target_allocate(target, load->client, load->checkpoint);
+    cw_segment_interruptible(before);
+    load->interrupted += code == -EINTR;
+    return code;
+}
+
 static int begin_reading(cw_load *load) {
     const uint32_t tensors = load->checkpoint->tensor_count;
     uint32_t copies = 0;
@@ -232,7 +249,7 @@ static int begin_reading(cw_load *load) {
         if (target->tree)
             continue;
         target->reads = load->reads + (size_t)tensors * copies++;
-        code = cw_target_allocate(target, load->client, load->checkpoint);
+        code = allocate(load, target);
     }
     if (code == 0)
         code =
@@ -271,6 +288,12 @@ static uint64_t lap(int64_t *since_ns) {
     return (uint64_t)(now_ns - then_ns);
 }
 
+static int enter(cw_load *load, enum state state) {
+    load->state = state;
+    return load->flags & CW_LOAD_STEPS ? cw_fail(-EINTR, "the caller looks at its signals")
+                                       : -EAGAIN;
+}
+
 /* One step. -EAGAIN: the next one comes; else as cw_load_wait(). */
 static int step(cw_load *load, int64_t timeout_ns, int *loaded) {
     int64_t since_ns = cw_now_ns();
@@ -289,12 +312,13 @@ static int step(cw_load *load, int64_t timeout_ns, int *loaded) {
             load->state = LOOK;
         if (code)
             return code;
+        return enter(load, ALLOCATE);
+    case ALLOCATE:
         code = begin_reading(load);
         load->times.allocate_ns += lap(&since_ns);
         if (code)
             return over(load, code);
-        load->state = READ;
-        return -EAGAIN;
+        return enter(load, READ);
     case READ:
         code = cw_reading_wait(load->reading, timeout_ns);
         load->times.read_ns += lap(&since_ns);
@@ -381,8 +405,10 @@ static int make_targets(cw_load *load, const char *name, const char *const *devi
 
 static int begin(cw_client *client, const char *name, const char *path, const char *const *devices,
                  uint32_t count, bool list, uint32_t flags, cw_load **out) {
-    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP))
-        return cw_fail(-EINVAL, "flags 0x%x: cw_load_begin knows CW_REPLACE and CW_KEEP", flags);
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_LOAD_STEPS))
+        return cw_fail(-EINVAL,
+                       "flags 0x%x: cw_load_begin knows CW_REPLACE, CW_KEEP and CW_LOAD_STEPS",
+                       flags);
     struct cw_name_key key;
     int code = cw_tree_key(client, name, &key);
     if (code)

@@ -23,8 +23,10 @@ __all__ = [
     "GroupBroken",
     "LayoutChanged",
     "LimitExceeded",
+    "NameExists",
     "NameNotFound",
     "NameTaken",
+    "NotATree",
     "ProducerDied",
     "QueueBlocked",
     "RemoteError",
@@ -63,8 +65,18 @@ class VersionChanged(Stale):
     """In `put(..., if_version=)` of a tree: the name means another version by now. Get that version, and decide anew."""
 
 
+class NameExists(VersionChanged, NameTaken):
+    """In `put(..., if_version=0)` of a tree: the name exists."""
+
+
+class NotATree(Error):
+    """A tree was asked for (`get(..., swappable=True)`), and the name means an array."""
+
+
 class LayoutChanged(Error):
-    """In `Tree.swap`: the new version has other paths, dtypes, shapes or places, so it cannot lie at the old one's addresses."""
+    """In `Tree.swap`: the new version's leaves are not laid out as the old one's (`Tree.layout_hash`), so it cannot lie at the old
+    one's addresses. The message names the first leaf that differs.
+    """
 
 
 class LimitExceeded(Error, MemoryError):

@@ -30,7 +30,7 @@ from cableway._core.library import check, failure, ffi, lib
 from cableway._cuda import hidden_gpus
 from cableway.array import Array
 from cableway.device import name_of, resolve, terminated
-from cableway.errors import NameNotFound, NameTaken, Timeout
+from cableway.errors import NameNotFound, NameTaken, NotATree, Timeout
 from cableway.tree import Tree
 
 __all__ = ["get", "names", "put", "remove", "wait"]
@@ -111,10 +111,10 @@ def put(
     its records but not its class, as in a file of `numpy.save`: `w.numpy().view(numpy.recarray)` has the fields as attributes
     again.
 
-    A dict of arrays (a `state_dict`), nested as you like, or a PyTorch module becomes a `Tree`: all of its arrays under one name.
-    A reader sees all of them or none, in versions that never change. The arrays are copied, except those that come from another
-    tree. Under a name of another node ("//NODE/NAME") array or tree is copied there, whole or not at all, and blocks until it is; of a
-    tree you get the one here, with the number of the version there.
+    A dict of arrays (a `state_dict`), nested as you like, or a PyTorch module becomes a `Tree`: all of its arrays under one name. (Of
+    an empty dict nothing is kept.) A reader sees all of them or none, in versions that never change. The arrays
+    are copied, except those that come from another tree. Under a name of another node ("//NODE/NAME") array or tree is copied there,
+    whole or not at all, and blocks until it is; of a tree you get the one here, with the number of the version there.
 
     Args:
         name: 1 to 200 bytes of UTF-8, parts divided by "/", none of them empty, "." or "..", no control characters;
@@ -137,8 +137,7 @@ def put(
             tree has no hashes, and cannot be got with `swappable=True` or from another node.
         max_old: for a tree: how many versions before the new one processes may have open, the one that it replaces included, when
             it is put (`cableway ls --old` lists them). If there are more, nothing is copied until they are closed.
-        timeout: with max_old: seconds to wait for that; 0: do not wait, None: for ever. Then `LimitExceeded`, which names the
-            processes.
+        timeout: only with max_old: seconds to wait for that, None: for ever; then `LimitExceeded`, which names the processes.
         as_tree: True: a list becomes a tree, too, where NumPy could make one array of it; False: never a tree.
 
     Returns:
@@ -146,12 +145,12 @@ def put(
 
     Raises:
         NameTaken: replace=False, and the name exists.
-        VersionChanged: the name means another version than if_version.
+        VersionChanged: the name means another version than if_version; with 0 it is a `NameExists`, also a `NameTaken`.
         LimitExceeded: too many names or bytes, or no memory left, here or there.
         DeviceError: there is no such device, here or there.
         ProducerDied: a name of another node, and the array's writer died before its work was complete.
         RemoteError: the other node is not known here, cannot be reached or refuses; or it is not known whether it was put there.
-        ValueError: a bad name; copy=False, and it needs a copy; tied=True with keep=True, or with //NODE/.
+        ValueError: a bad name or timeout; copy=False, and it needs a copy; tied=True with keep=True, or with //NODE/.
         TypeError: the dtype holds objects, or elements are masked.
 
     >>> import cableway as cw
@@ -177,6 +176,7 @@ def put(
                 f'"{name}": a name of another node cannot end with a process of this one; put it without tied=True, and remove it'
             )
         flags |= lib.CW_TIED
+    tree.check_timeout(timeout, max_old)
     copy, hashed = optional_flag("copy", copy), optional_flag("hashed", hashed)
     as_tree = optional_flag("as_tree", as_tree)
     if remote is not None:
@@ -383,7 +383,7 @@ def _tree(name: str, device: str | None, timeout: float | None, readonly: bool) 
         end = None if timeout == 0 else deadline(timeout)
     try:
         found = tree.get(name, None, places, end)
-    except tree.NotATree:  # an array was put there meanwhile
+    except NotATree:  # an array was put there meanwhile
         again: Array | Tree = get(name, timeout, readonly=readonly, device=device)
         return again
     if not places and device is not None and found.device != device:

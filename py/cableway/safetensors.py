@@ -53,6 +53,14 @@ class SafetensorError(Error, _Theirs):
     """A file is damaged, or has no such tensor. Where the package `safetensors` is installed it is one of its errors, too."""
 
 
+class _BeyondError(SafetensorError, IndexError):
+    """A part of a tensor that is not there."""
+
+
+class _StepError(SafetensorError, ValueError):
+    """A step that cannot be."""
+
+
 @contextlib.contextmanager
 def _as_theirs() -> Iterator[None]:
     """What is wrong with a file is a SafetensorError."""
@@ -237,8 +245,7 @@ class safe_open:
             made = torch.empty(layout.shape, dtype=getattr(torch, row.torch))
             address = made.data_ptr()
         else:
-            packed = words.is_packed(layout.dtype)
-            made = np.empty(layout.shape, words.raw(layout.dtype) if packed else layout.dtype)
+            made = np.empty(layout.shape, words.raw(layout.dtype))
             address = made.ctypes.data
         with _as_theirs():
             self._checkpoint.read_small(tensor, skip, address, layout.nbytes)
@@ -266,8 +273,18 @@ class Slice:
         """The part, as a tensor or an ndarray.
 
         Raises:
-            IndexError: it is beyond the tensor.
+            SafetensorError: it is beyond the tensor (also an IndexError), or has a step below 1 (also a ValueError).
         """
+        try:
+            return self._part(index)
+        except SafetensorError:
+            raise
+        except IndexError as error:
+            raise _BeyondError(str(error)) from None
+        except ValueError as error:
+            raise _StepError(str(error)) from None
+
+    def _part(self, index: Any) -> Any:
         shape = self._of.layout.shape
         wanted = index if isinstance(index, tuple) else (index,)
         if not shape or not wanted or not isinstance(wanted[0], (int, slice, np.integer)):
@@ -275,7 +292,7 @@ class Slice:
         if isinstance(wanted[0], slice):
             rows = range(*wanted[0].indices(shape[0]))
             if rows.step < 1:
-                raise ValueError("a slice of a file has a step above 0")
+                raise _StepError("a slice of a file has a step above 0")
             first, count = (rows[0], rows[-1] - rows[0] + 1) if rows else (0, 0)
             at: Any = slice(None, None, rows.step)
         else:

@@ -35,7 +35,7 @@ from cableway._core.library import check, check_again, failure, ffi, lib
 from cableway._tree import modules
 from cableway._tree.hashes import compare
 from cableway._tree.leaves import flatten, is_tree
-from cableway._tree.old_versions import await_room
+from cableway._tree.old_versions import await_room, check_timeout, check_version
 from cableway._tree.publish import ANY_VERSION, publish
 from cableway._tree.swapping import (
     Described,
@@ -46,20 +46,15 @@ from cableway._tree.swapping import (
     new_turn,
     wait_after,
 )
-from cableway._tree.table import Row, rows
+from cableway._tree.table import KINDS, Row, rows
 from cableway._tree.tensors import tensors_of
 from cableway._tree.updating import Updating
 from cableway.array import Array
-from cableway.errors import Error, NameNotFound, Stale, VersionChanged
+from cableway.errors import Error, NameNotFound, NotATree, Stale
 
-__all__ = ["Tree", "is_tree", "wait_after"]
+__all__ = ["Tree", "check_timeout", "is_tree", "wait_after"]
 
-_KINDS = ("plain", "parameter", "buffer", "attribute")
 _parts: WeakSet[Lease] = WeakSet()  # on memory that nobody writes any more
-
-
-class NotATree(Error):
-    """The name means an array."""
 
 
 class Tree(Updating, Mapping[str, Array]):
@@ -98,12 +93,19 @@ class Tree(Updating, Mapping[str, Array]):
 
     @property
     def layout_hash(self) -> int:
-        """The same for trees whose leaves have the same paths, dtypes, shapes, kinds and places."""
+        """A number of all but the values. It is the same for trees whose leaves, in the same order, have the same paths, dtypes
+        (with their byte order), shapes, strides, kinds and ties, and lie in the same places of memory of the same size on the same
+        devices: two dicts with the same keys in another order differ.
+        """
         return int(self._told().layout_hash)
 
     @property
     def content_hash(self) -> int:
-        """A number of what lies in the leaves, 0 where they have none: by default those on GPUs. See `verify`."""
+        """A number of the bytes of the leaves, in their order; 0 if one has no hash: by default those on GPUs. See `verify`.
+
+        It knows nothing of paths, dtypes and shapes: trees are the same if `layout_hash` is the same, too. Equal numbers with other
+        bytes (-0.0 and 0.0, another byte order, a transposed array) differ.
+        """
         return int(self._told().content_hash)
 
     @property
@@ -220,7 +222,7 @@ class Tree(Updating, Mapping[str, Array]):
     def kind(self, path: str) -> str:
         """What the leaf was: "parameter", "buffer", "attribute", or "plain" if it came from no module."""
         leaf, _keeps = self._leaf(path)
-        return _KINDS[leaf.kind]
+        return KINDS[leaf.kind]
 
     def ties(self) -> dict[str, str]:
         """For each tied leaf the earlier leaf with the same memory."""
@@ -262,8 +264,9 @@ class Tree(Updating, Mapping[str, Array]):
 
         Args:
             module: has `named_parameters` and `named_buffers`.
-            strict: whether the tree must have each parameter and buffer of the module, and nothing else. Buffers that no
-                `state_dict` has (`persistent=False`) may lack where the module has them in memory: they stay as they are.
+            strict: whether the tree must have each parameter and buffer of the module, and nothing else. What no `state_dict`
+                has (buffers with `persistent=False`, tensors that are plain attributes) may lack where the module has it in
+                memory: it stays as it is. On the device "meta" it has no values, and may not lack.
 
         Returns:
             the module.
@@ -342,6 +345,9 @@ def make(cell: Any, name: str | None, *, swappable: bool = False) -> Tree:
     made._turn = new_turn()
     made._described = described(cell)
     made._mount = mounted(cell[0]) if swappable else None
+    if swappable:  # all parts now: a forked child cannot take them from its parent's mount
+        for number in range(made._described.info.parts):
+            made._part(number)
     return made
 
 
@@ -443,9 +449,7 @@ def _name_again(name: str, tree: Tree, flags: int, if_version: int | None) -> Tr
     pointer, connection = tree._pointer(), client.current()
     flags &= lib.CW_REPLACE | lib.CW_KEEP | lib.CW_TIED | lib.CW_REMOTE_READ
     status = lib.cw_tree_name(pointer, connection.pointer, name.encode(), flags, wanted, version)
-    if status == -errno.ESTALE:
-        raise VersionChanged(str(failure(status)))
-    check(status)
+    check_version(status, if_version)
     try:
         return get(name, int(version[0]))
     except NameNotFound:  # somebody has put the next one meanwhile; this one was put all the same

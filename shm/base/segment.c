@@ -25,6 +25,8 @@
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
 
+#define PIECE_BYTES (4ull << 20) /* that are allocated by one call */
+
 static uint64_t round_to_page(uint64_t size_bytes) {
     return (size_bytes + CW_PAGE - 1) & ~(uint64_t)(CW_PAGE - 1);
 }
@@ -43,17 +45,31 @@ static int memfd_open(const char *label) {
     return fd;
 }
 
+static __thread bool interruptible;
+
+bool cw_segment_interruptible(bool on) {
+    bool before = interruptible;
+    interruptible = on;
+    return before;
+}
+
 /* fallocate touches every page: from here on no access can fail for want of memory. A signal in the
- * middle makes it start over (EINTR), which is bounded by the signals that come. */
+ * middle makes the kernel give back what this call had allocated (EINTR), so a piece is so small
+ * that signals which come again and again let it pass. */
 static int memfd_allocate(int fd, uint64_t size_bytes) {
-    int result;
-    do
-        result = fallocate(fd, 0, 0, (off_t)size_bytes);
-    while (result < 0 && errno == EINTR);
-    if (result < 0)
-        return cw_fail(errno == ENOSPC || errno == ENOMEM || errno == EFBIG ? -EDQUOT : -errno,
-                       "allocating %llu bytes of shared memory failed: %m",
-                       (unsigned long long)size_bytes);
+    uint64_t at = 0;
+    while (at < size_bytes) {
+        uint64_t piece = size_bytes - at < PIECE_BYTES ? size_bytes - at : PIECE_BYTES;
+        if (fallocate(fd, 0, (off_t)at, (off_t)piece) == 0)
+            at += piece;
+        else if (errno == EINTR && interruptible)
+            return cw_fail(-EINTR, "a signal came while %llu bytes of shared memory were allocated",
+                           (unsigned long long)size_bytes);
+        else if (errno != EINTR)
+            return cw_fail(errno == ENOSPC || errno == ENOMEM || errno == EFBIG ? -EDQUOT : -errno,
+                           "allocating %llu bytes of shared memory failed: %m",
+                           (unsigned long long)size_bytes);
+    }
     return 0;
 }
 

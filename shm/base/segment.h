@@ -72,10 +72,14 @@ uint64_t cw_memory_cgroup_room(char *where, size_t where_bytes);
 /*
  * Makes, allocates in full, seals and maps a segment; size_bytes is rounded up to a page.
  * label is what /proc shows ("cw-NAME"). The caller owns *out; cw_segment_close() ends it.
- * Returns 0, -EDQUOT (a limit, named), -EINVAL (size 0). Touches every page: about 1 s/GiB.
+ * Returns 0, -EDQUOT (a limit, named), -EINVAL (size 0); -EINTR only if the thread is
+ * interruptible. Touches every page: about 1 s/GiB.
  */
 int cw_segment_create(const char *label, uint64_t size_bytes, uint32_t kind, uint64_t instance,
                       unsigned flags, struct cw_segment *out);
+/* Whether a signal ends this thread's allocations (-EINTR, nothing is left) or is not looked at,
+ * which is so at first. Returns how it was. */
+bool cw_segment_interruptible(bool on);
 
 /*
  * Maps a segment received from elsewhere; takes over fd, also on failure. Checks, before a byte is

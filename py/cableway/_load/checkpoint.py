@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cableway import array as arrays
 from cableway._core import dtypes
+from cableway._core.deadlines import slice_ns
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, usable
 from cableway._core.library import failure, ffi, lib
@@ -152,8 +154,13 @@ class Checkpoint:
         cell = ffi.gc(ffi.new("cw_reading **"), lib.cwpy_reading_end)
         try:
             status = lib.cw_reading_begin(self._cell[0], reads, len(wanted), cell)
-            while status == 0 and (status := lib.cw_reading_wait(cell[0], -1)) == -errno.EINTR:
-                status = 0
+            slice_, _ = slice_ns(math.inf)  # signals are served between the calls
+            while status == 0:
+                status = lib.cw_reading_wait(cell[0], slice_)
+                if status == 0:
+                    break
+                if status in (-errno.EINTR, -errno.ETIMEDOUT):
+                    status = 0
             if status < 0:
                 raise file_failure(status)
         finally:

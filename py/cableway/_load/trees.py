@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from cableway import client, tree
 from cableway._core.arguments import flag, json_bytes, name_bytes
-from cableway._core.deadlines import deadline, left_ns
+from cableway._core.deadlines import deadline, slice_ns
 from cableway._core.library import failure, ffi, lib
 from cableway._load.checkpoint import file_failure, path_of, place_of
 from cableway._tree.swapping import new_cell
@@ -70,7 +70,7 @@ def load(
         keep: whether the name outlives the user's last process. A name that is loaded already, and is not kept, is kept from then
             on: it gets a next version, of the same memory. False leaves a kept name of the same files as it is.
         replace: whether a tree of other files under this name is replaced, by a new version.
-        timeout: seconds; None: for ever.
+        timeout: seconds for all of it, also to read the files; None: for ever; 0: only a tree that is there already.
         meta: a dict that JSON can hold; `Tree.meta` of a tree that is read now has its keys, beside "source" and "metadata". A tree
             that is there already keeps its own.
 
@@ -85,9 +85,13 @@ def load(
         Timeout: it takes longer. What was read is given up.
         DeviceError: there is no such device for this process; the text says why.
         TypeError: name is no str, path none, keep or replace neither True nor False, or meta no dict of what JSON can hold.
-        ValueError: a bad name, path or name of a device; a list of no GPUs, or with one twice; meta has "source" or "metadata".
+        ValueError: a bad name, path or name of a device; a list of no GPUs, or with one twice; meta has "source" or "metadata"; a
+            timeout below 0.
+
+    If a signal's handler raises, as Ctrl-C does, the load ends, publishes nothing and gives back what it had begun; another process
+    that waits takes over.
     """
-    flags = lib.CW_KEEP if flag("keep", keep) else 0
+    flags = lib.CW_LOAD_STEPS | (lib.CW_KEEP if flag("keep", keep) else 0)
     flags |= lib.CW_REPLACE if flag("replace", replace) else 0
     encoded = name_bytes(name)
     several = isinstance(device, (list, tuple))
@@ -95,6 +99,8 @@ def load(
     place = ffi.NULL if several or device is None else place_of(device).encode()
     added = b"" if meta is None else _object(meta)
     end = math.inf if timeout is None else deadline(timeout)
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout is 0 or more seconds, or None, not {timeout}")
     began: Any = ffi.gc(ffi.new("cw_load **"), lib.cwpy_load_end)
     pointer = client.current().pointer
     try:
@@ -128,11 +134,17 @@ def _wait(began: Any, count: int, end: float, timeout: float | None) -> list[Any
     """The cells of so many trees, once all are there."""
     found = [new_cell() for _ in range(count)]
     got = ffi.gc(ffi.new("cw_tree *[]", count + 1), lib.cwpy_trees_end)
-    status = -errno.EINTR
-    while status == -errno.EINTR:  # a signal was served: it goes on
-        status = lib.cw_load_wait(began[0], left_ns(end), got, ffi.NULL)
-    if status == -errno.ETIMEDOUT:
-        raise Timeout(f"{failure(status)} (timeout: {timeout} s)")
+    while True:  # signals are served between the calls
+        left, last = slice_ns(end)
+        status = lib.cw_load_wait(began[0], left, got, ffi.NULL)
+        if status == -errno.ETIMEDOUT and last and timeout == 0:
+            raise Timeout(
+                f"{failure(status)}; timeout=0 takes only a tree that is there already: give it the seconds to be loaded"
+            )
+        if status == -errno.ETIMEDOUT and last:
+            raise Timeout(f"{failure(status)} (timeout: {timeout} s)")
+        if status not in (-errno.EINTR, -errno.ETIMEDOUT):
+            break
     if status < 0:
         raise file_failure(status)
     for cell in reversed(found):

@@ -2,6 +2,7 @@
 
 A path is the keys on the way to an array with "." between them, so that a `state_dict` keeps its own names. Two leaves of the same
 memory and the same layout are tied: the second is an alias of the first. In a dict a list of numbers is one leaf, as NumPy has it.
+An empty dict has no leaf, so nothing of it is kept; an empty list is a leaf without elements.
 
 >>> import numpy as np
 >>> [leaf.path for leaf in flatten({"layer": {"weight": np.ones(2)}, "list": [np.ones(1), 2.0], "losses": [0.5, 0.25]})]
@@ -47,7 +48,16 @@ def is_tree(value: Any) -> bool:
     """
     if isinstance(value, Mapping) or modules.is_module(value):
         return True
-    return type(value) in (list, tuple) and _no_array(value, _DEPTH_MAX)
+    return _is_sequence(value) and _no_array(value, _DEPTH_MAX)
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a named tuple."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _is_sequence(value: Any) -> bool:
+    return type(value) in (list, tuple) or _is_named(value)
 
 
 def _no_array(value: Any, depth: int) -> bool:
@@ -55,7 +65,7 @@ def _no_array(value: Any, depth: int) -> bool:
     for element in value:
         if (isinstance(element, Mapping) and element) or modules.is_module(element):
             return True
-        if type(element) in (list, tuple):
+        if _is_sequence(element):
             if depth and _no_array(element, depth - 1):
                 return True
         elif hasattr(element, "shape"):
@@ -110,7 +120,7 @@ def _walk(path: str, value: Any, depth: int, single: set[type]) -> Iterator[Leaf
     elif kind in (list, tuple) and (not depth or _shape(value) is None):
         for number, element in enumerate(value):
             yield from _walk(_join(path, number), element, depth + 1, single)
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):  # a named one
+    elif _is_named(value):
         for name, element in zip(value._fields, value, strict=True):
             yield from _walk(_join(path, name), element, depth + 1, single)
     else:

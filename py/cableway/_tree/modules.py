@@ -54,11 +54,16 @@ def arrays_of(module: Any) -> Iterator[tuple[str, Any, int, int]]:
     for path, value in _all(module.named_buffers):
         flags = lib.CW_LEAF_TRANSIENT if path in transient else 0
         yield path, _there(path, value), lib.CW_LEAF_BUFFER, flags
+    for path, value in _attributes(module):
+        yield path, _there(path, value), lib.CW_LEAF_ATTRIBUTE, 0
+
+
+def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
+    """Tensors that are plain attributes of a module and of its parts, by their paths."""
     for prefix, part in _submodules(module):
         for name, value in list(vars(part).items()):
             if _is_tensor(value):
-                path = f"{prefix}.{name}" if prefix else name
-                yield path, _there(path, value), lib.CW_LEAF_ATTRIBUTE, 0
+                yield (f"{prefix}.{name}" if prefix else name), value
 
 
 def _transient(module: Any) -> set[str]:
@@ -95,8 +100,8 @@ def fill(
     Args:
         module: what is filled; it may lie on the device "meta".
         leaves: tensor and kind by path; what is tied is one object, or there once.
-        strict: whether each parameter and buffer must be there, and nothing else. What `state_dict()` leaves out need not be
-            there, if the module has it in memory.
+        strict: whether each parameter and buffer must be there, and nothing else. What `state_dict()` leaves out, also tensors that
+            are plain attributes, need not be there, if the module has it in memory.
 
     Returns:
         tuple: paths of the module that the tree lacks, and of the tree that the module lacks.
@@ -130,15 +135,19 @@ def fill(
         for path, found in source.items()
         if found is None and not (path in transient and not _is_meta(own[path][1]))
     ]
+    unfilled = [
+        path for path, value in _attributes(module) if _is_meta(value) and path not in leaves
+    ]
+    missing += unfilled
     unexpected = [path for path in leaves if path not in own and path not in attributes]
     if strict and (missing or unexpected):
-        unmade = [path for path in missing if path in transient]
+        unmade = [path for path in missing if path in transient] + unfilled
         raise KeyError(
             f"the tree does not fit the module: it lacks {_few(missing)}, and has {_few(unexpected)} beside; "
             "strict=False fills what fits"
             + (
-                f'. {_few(unmade)}: no state_dict or file has such buffers (persistent=False), and on the device "meta" they '
-                "have no values: make the module elsewhere, or put a module that has them"
+                f". {_few(unmade)}: no state_dict or file has such tensors (buffers with persistent=False, plain attributes), and on "
+                'the device "meta" they have no values: make the module elsewhere, or put a module that has them'
                 if unmade
                 else ""
             )

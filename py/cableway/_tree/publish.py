@@ -22,12 +22,12 @@ from cableway._core.arguments import json_bytes
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease
-from cableway._core.library import check, ffi, lib
+from cableway._core.library import ffi, lib
 from cableway._cuda import interop, suballocation
 from cableway._tree.leaves import Leaf
+from cableway._tree.old_versions import check_version
 from cableway.array import Array
 from cableway.device import resolve
-from cableway.errors import VersionChanged, from_status
 
 __all__ = ["ANY_VERSION", "PIECE_BYTES", "Place", "aliases_of", "publish", "sources_of"]
 
@@ -277,7 +277,7 @@ def publish(
         the cell (extra.h) with the tree, and the place of each leaf that has bytes.
 
     Raises:
-        NameTaken, VersionChanged, LimitExceeded, ProducerDied, and what `asarray` raises of a leaf, with its path.
+        NameTaken, NameExists, VersionChanged, LimitExceeded, ProducerDied, and what `asarray` raises of a leaf, with its path.
     """
     about = json_bytes("meta", {} if meta is None else meta)
     place = None if device is None else resolve(device)
@@ -488,8 +488,6 @@ def _put(
                 pointer, name, there.encode(), given, len(sources), about, len(about), flags, wanted, cell,
             )  # fmt: skip
             break  # a signal does not say whether it was done there: as for arrays, the caller is told
-    if status == -errno.ESTALE:
-        raise VersionChanged(str(from_status(status, ffi.string(lib.cw_error()).decode())))
-    check(status)
+    check_version(status, if_version)
     del kept, texts
     return cell

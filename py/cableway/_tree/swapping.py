@@ -21,7 +21,8 @@ from cableway._core.deadlines import Retries, deadline, left_ns, slice_ns
 from cableway._core.leases import FixedLease, lease_again
 from cableway._core.library import check, check_again, ffi, from_cell, lib
 from cableway._cuda import stream_order
-from cableway.errors import BrokerLost, Error, NameNotFound, Timeout
+from cableway._tree.table import difference, rows
+from cableway.errors import BrokerLost, Error, LayoutChanged, NameNotFound, Timeout
 
 __all__ = [
     "Described",
@@ -236,7 +237,7 @@ class Swapping:
         Of several threads one exchanges at a time, and the others wait for it. close() ends a wait for a later version.
 
         Raises:
-            LayoutChanged: the new version has other paths, dtypes, shapes or places. Get it as a tree of its own.
+            LayoutChanged: the new version has another `layout_hash`; the first leaf that differs is named. Get it as a tree of its own.
             NameNotFound: nobody has that version any more.
             ValueError: the tree was not got with `swappable=True`, is parked or closed, or a stream is being captured.
             BrokerLost: the broker is gone, or was: after that get the tree anew.
@@ -259,7 +260,11 @@ class Swapping:
                     check(lib.cw_mount_map(mount))
                 return False
             self._next = found
-            check_again(lib.cw_mount_swap, mount, cell[0], _pointer_of(stream))
+            try:
+                check_again(lib.cw_mount_swap, mount, cell[0], _pointer_of(stream))
+            except LayoutChanged as error:
+                differs = difference(rows(self._described.info), rows(found.info))
+                raise LayoutChanged(f"{error}{': ' if differs else ''}{differs}") from None
             return True
 
     def _check_swap(self, mount: Any) -> None:

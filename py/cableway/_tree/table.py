@@ -13,8 +13,9 @@ from cableway._core import dtypes
 from cableway._core.layouts import Layout, contiguous
 from cableway._core.library import ffi
 
-__all__ = ["Row", "rows"]
+__all__ = ["KINDS", "Row", "difference", "rows"]
 
+KINDS = ("plain", "parameter", "buffer", "attribute")
 _HEAD_BYTES, _PART_BYTES = 128, 64
 _LEAF = np.dtype(
     [
@@ -87,3 +88,43 @@ def rows(info: Any) -> list[Row]:
         path = text[path_at : path_at + path_bytes].decode()
         found.append(made(Row, (path, layout, part, offset, nbytes, alias, kind, flags, hashed)))
     return found
+
+
+def difference(old: list[Row], new: list[Row]) -> str:
+    """How the first leaf differs that is not laid out as the other tree's leaf of that number, in a sentence; "" if none does.
+
+    Args:
+        old: all leaves of the one tree.
+        new: of the other, which is told of.
+    """
+    paths, before = {row.path for row in new}, {row.path for row in old}
+    for number, (was, now) in enumerate(zip(old, new, strict=False)):
+        if was.path != now.path:
+            if was.path not in paths:
+                return f'it has no leaf "{was.path}"'
+            if now.path not in before:
+                return f'it has a leaf "{now.path}" beside'
+            return (
+                f'leaf {number} is "{now.path}", not "{was.path}": the order of the leaves differs'
+            )
+        for what, one, other in (
+            ("shape", was.layout.shape, now.layout.shape),
+            ("dtype", was.layout.text, now.layout.text),
+            ("strides", was.layout.strides, now.layout.strides),
+            ("tie", _tied(old, was), _tied(new, now)),
+            ("kind", KINDS[was.kind], KINDS[now.kind]),
+            ("place", (was.part, was.offset), (now.part, now.offset)),
+        ):
+            if one != other:
+                return f'"{now.path}" has the {what} {other}, not {one}'
+    if len(old) != len(new):
+        return (
+            f'it has no leaf "{old[len(new)].path}"'
+            if len(old) > len(new)
+            else f'it has a leaf "{new[len(old)].path}" beside'
+        )
+    return ""
+
+
+def _tied(table: list[Row], row: Row) -> str:
+    return f'to "{table[row.alias - 1].path}"' if row.alias else "to none"

@@ -122,6 +122,14 @@ def test_slices_beyond_the_end_and_backwards(file: Path) -> None:
             opened.get_slice("weight")[1100]
         with pytest.raises(ValueError, match="step"):
             opened.get_slice("weight")[::-1]
+        for wrong in (np.s_[1100], np.s_[-1101], np.s_[0, 1000], np.s_[0, 0, 0], np.s_[::-1]):
+            with pytest.raises(safetensors.SafetensorError):
+                opened.get_slice("weight")[wrong]
+            with (
+                safetensors.safe_open(file, "np") as reference,
+                pytest.raises(safetensors.SafetensorError),
+            ):
+                reference.get_slice("weight")[wrong]
         assert opened.get_slice("scalar")[...] == 3.5
 
 
@@ -311,3 +319,14 @@ def test_what_is_small_is_the_process_s_own_and_what_is_large_is_shared(tmp_path
             assert same(opened.get_slice(name)[3:7], wanted[3:7])
             shared = cw.put("x", found)
             assert (shared.numpy().ctypes.data == found.ctypes.data) == (name == "large")
+
+
+@pytest.mark.parametrize("rows", [3, 100_000])
+def test_packed_numbers_are_bytes_however_they_are_read(rows: int, tmp_path: Path) -> None:
+    path, data = tmp_path / "m.safetensors", bytes(range(250)) * (rows // 250 + 1)
+    path.write_bytes(written({"x": {"dtype": "F4", "shape": [rows, 2], "data_offsets": [0, rows]}}, data[:rows]))  # fmt: skip
+    whole = ours.load_file(path, framework="np")["x"]
+    with ours.safe_open(path, "np") as opened:
+        found = opened.get_tensor("x"), opened.get_slice("x")[:], opened.get_tensors()["x"]
+    for one in (whole, *found):
+        assert one.dtype == np.uint8 and one.tobytes() == data[:rows]

@@ -209,6 +209,16 @@ def test_fields_of_a_named_tuple_are_keys() -> None:
         "opt.count",
         "opt.mu.w",
     ]
+    array = np.ones(3)
+    assert list(cw.put("m", state(array, {"q": array}))) == ["count", "mu.q"]
+    assert list(cw.put("m", state(array, np.ones(2)))) == ["count", "mu"]
+    assert list(cw.put("m", [state(array, {"q": array})])) == ["0.count", "0.mu.q"]
+    assert cw.put("m", state(array, array)).shape == (2, 3)  # as of a tuple
+
+
+def test_of_an_empty_dict_nothing_is_kept_and_an_empty_list_is_an_array() -> None:
+    tree = cw.put("m", {"a": {}, "b": np.ones(1), "c": [{}, {}], "d": []})
+    assert list(tree) == ["b", "d"] and tree["d"].shape == (0,)
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 64])

@@ -115,6 +115,17 @@ def test_what_no_state_dict_has_stays_as_the_module_made_it() -> None:
     assert empty._modules["head"]._parameters["weight"].is_meta
 
 
+def test_a_plain_attribute_on_meta_that_the_tree_lacks_is_named() -> None:
+    tree = cw.put("m", nn.Model(3.0))
+    module = nn.Model(0.0).on_meta()
+    module._modules["head"].cache = module._modules["head"]._parameters["weight"]
+    with pytest.raises(KeyError, match='lacks "head.cache".*plain attributes'):
+        tree.into(module)
+    assert module._modules["head"]._parameters["weight"].is_meta
+    tree.into(module, strict=False)
+    assert module._modules["head"]._parameters["weight"].values.tolist() == [[3.0] * 3] * 4
+
+
 @pytest.mark.parametrize("module", [None, {}, nn.Model])
 def test_only_a_module_can_be_filled(module: Any) -> None:
     with pytest.raises(TypeError, match="a module of PyTorch is needed"):

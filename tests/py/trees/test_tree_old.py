@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,3 +117,19 @@ def test_max_old_is_a_number(value: object, kind: type[Exception], told: str) ->
         cw.put("x", np.ones(3), max_old=1)
     with pytest.raises(TypeError, match="timeout must be a number"):
         cw.put("m", state(), max_old=1, timeout="x")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "told"),
+    [
+        ("a", TypeError, "timeout must be a number"), (-5, ValueError, "timeout is 0 or more"), (float("nan"), ValueError, "not a number"),
+        (3, ValueError, "with max_old="), (None, ValueError, "with max_old="),
+    ],
+)  # fmt: skip
+def test_a_timeout_without_max_old_is_refused(value: Any, kind: type[Exception], told: str) -> None:
+    for what in (state(), np.ones(3)):
+        with pytest.raises(kind, match=told):
+            cw.put("m", what, timeout=value)
+    with pytest.raises(ValueError, match="timeout is 0 or more"):
+        cw.put("m", state(), max_old=1, timeout=-0.5)
+    assert cw.names() == []

@@ -264,6 +264,20 @@ def test_a_parked_host_tree_keeps_its_memory():
     assert tree.state == "mapped" and (w.numpy() == 5).all() and low(w) == at
 
 
+def test_a_forked_child_reads_leaves_that_its_parent_never_took():
+    cw.put("m", state(1))
+    tree = cw.get("m", swappable=True)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            w, b = tree["w"].numpy(), tree["b"].numpy()
+            status = 0 if (w == 1).all() and b.tolist() == [0, 1, 2, 3, 4] else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
 def test_a_forked_child_keeps_what_was_mapped():
     cw.put("m", state(1))
     tree = cw.get("m", swappable=True)

@@ -51,14 +51,21 @@ def test_a_put_is_done_only_if_the_name_means_what_was_said() -> None:
     with pytest.raises(cw.VersionChanged):
         cw.put("m", state(), if_version=5)
     first = cw.put("m", state(), if_version=0)
-    with pytest.raises(cw.NameTaken):
+    with pytest.raises(cw.VersionChanged, match="is taken") as told:
         cw.put("m", state(), if_version=0)
+    assert isinstance(told.value, cw.NameTaken)
+    with pytest.raises(cw.NameExists):
+        cw.put("m", first, if_version=0)  # another name for a tree
     second = cw.put("m", state(2.0), if_version=first.version)
     with pytest.raises(cw.VersionChanged, match=f"it means {second.version}"):
         cw.put("m", state(3.0), if_version=first.version)
     assert cw.get("m").version == second.version
-    with pytest.raises(cw.NameTaken):
+    with pytest.raises(cw.NameTaken) as refused:
         cw.put("m", state(), replace=False)
+    assert not isinstance(refused.value, cw.VersionChanged)
+    cw.put("array", [1])
+    with pytest.raises(cw.NotATree):
+        cw.get("array", swappable=True)
 
 
 def test_two_who_add_one_by_comparing_versions_lose_nothing() -> None:

@@ -115,7 +115,7 @@ def load(
             status = lib.cw_load_meta(began[0], added, len(added))
         if status < 0:
             raise file_failure(status)
-        found = _wait(began, max(len(places), 1), end, timeout)
+        found = _wait(began, name, max(len(places), 1), end, timeout)
     finally:
         lib.cwpy_load_end(began)
     if not several:
@@ -130,16 +130,18 @@ def _object(meta: dict[str, Any]) -> bytes:
     return json_bytes("meta", meta)
 
 
-def _wait(began: Any, count: int, end: float, timeout: float | None) -> list[Any]:
+def _wait(began: Any, name: str, count: int, end: float, timeout: float | None) -> list[Any]:
     """The cells of so many trees, once all are there."""
     found = [new_cell() for _ in range(count)]
     got = ffi.gc(ffi.new("cw_tree *[]", count + 1), lib.cwpy_trees_end)
     while True:  # signals are served between the calls
         left, last = slice_ns(end)
         status = lib.cw_load_wait(began[0], left, got, ffi.NULL)
-        if status == -errno.ETIMEDOUT and last and timeout == 0:
+        if timeout == 0 and status in (-errno.EINTR, -errno.ETIMEDOUT):
+            # EINTR: the step that comes next would allocate memory, for there is no tree (CW_LOAD_STEPS).
+            told = failure(status) if status == -errno.ETIMEDOUT else f'"{name}" is not loaded yet'
             raise Timeout(
-                f"{failure(status)}; timeout=0 takes only a tree that is there already: give it the seconds to be loaded"
+                f"{told}; timeout=0 takes only a tree that is there already: give it the seconds to be loaded"
             )
         if status == -errno.ETIMEDOUT and last:
             raise Timeout(f"{failure(status)} (timeout: {timeout} s)")

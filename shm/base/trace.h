@@ -27,6 +27,7 @@ struct cw_trace_span {
     int64_t begun_ns;       /* 0: it has not */
     int place;              /* while it is shown under way; -1: it is not */
     bool slept, is_key;     /* the name stands behind another word and its end: a namespace's */
+    bool rests;             /* it ends as a part of a wait: CW_TRACE_PART_NS */
     uint8_t kind, flags;
     uint16_t op;
     uint32_t name_bytes;
@@ -49,6 +50,7 @@ static inline void cw_trace_enter(struct cw_trace_span *span) {
     span->begun_ns = 0;
     span->place = -1;
     span->slept = false;
+    span->rests = false;
     span->known_ns = cw_known_ns;
     span->since_ns = 0;
     cw_trace_top = span;
@@ -64,6 +66,18 @@ static inline void cw_trace_leave_at(struct cw_trace_span *span, bool failed, in
     cw_trace_top = span->outer;
     if (span->begun_ns)
         cw_trace_span_ended(span, failed, end_ns);
+}
+
+/* A wait of a caller who serves signals now and then is several calls, its parts: each of them but
+ * the last one has this limit, which nobody takes who means it. One that ended with that, or by a
+ * signal, only rests: the thread's next call goes on with it, however late, if it waits for the
+ * same; else it has ended with the part (CW_TRACE_INTERRUPTED). */
+#define CW_TRACE_PART_NS 500000000
+static inline void cw_trace_leave_wait(struct cw_trace_span *span, int64_t timeout_ns, int code) {
+    if (timeout_ns == CW_TRACE_PART_NS && (code == -ETIMEDOUT || code == -EINTR))
+        for (struct cw_trace_span *other = span; other; other = other->outer)
+            other->rests = true;
+    cw_trace_leave(span, code < 0);
 }
 
 /* The span of a request to the broker. Where the caller has one of a request around it, which says

@@ -55,6 +55,7 @@ static const char *group_word(uint16_t op) {
         [GROUP_ALLREDUCE] = "allreduce",   [GROUP_REDUCE_SCATTER] = "reduce_scatter",
         [GROUP_ALLTOALL] = "alltoall",     [GROUP_EXCHANGE] = "exchange",
         [GROUP_TRACE_JOIN] = "join group", [GROUP_TRACE_RECEIVE] = "receive",
+        [GROUP_TRACE_SEND] = "send",
     };
     return op < sizeof names / sizeof *names && names[op] ? names[op] : "group";
 }
@@ -116,10 +117,9 @@ static void add_flags(json_t *args, const struct trace_event *event) {
         unsigned flag;
         const char *name;
     } flags[] = {
-        {CW_TRACE_FAILED, "failed"},
-        {CW_TRACE_SUBMITTED, "submitted_only"},
-        {CW_TRACE_BY_MOVER, "by_mover"},
-        {CW_TRACE_STAGED, "through_host_memory"},
+        {CW_TRACE_FAILED, "failed"},           {CW_TRACE_SUBMITTED, "submitted_only"},
+        {CW_TRACE_BY_MOVER, "by_mover"},       {CW_TRACE_STAGED, "through_host_memory"},
+        {CW_TRACE_INTERRUPTED, "interrupted"},
     };
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (event->record.flags & flags[i].flag)

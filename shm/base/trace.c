@@ -35,6 +35,7 @@ static struct cw_trace *_Atomic current;
 static cw_a64 again_ns;     /* not tried before then; 0: at once, INT64_MAX: never */
 static cw_a32 watches_fork; /* 1: the child's handler is there */
 static cw_a64 broker;       /* cw_trace_address() of who was connected to last; 0: nobody yet */
+static uint64_t (*find_broker)(void); /* cw_trace_would_ask() */
 
 static uint32_t self_tid(void) {
     if (own_tid == 0)
@@ -79,7 +80,10 @@ static bool begin(const struct cw_segment *segment) {
     trace->device = status.st_dev;
     trace->inode = status.st_ino;
     /* Y12: who connects meanwhile stores it there as well, or finds no trace yet. */
-    CW_STORE(Y12, &trace->address, CW_LOAD(Y12, &broker, relaxed), relaxed);
+    uint64_t address = CW_LOAD(Y12, &broker, relaxed);
+    if (!address && find_broker)
+        address = find_broker();
+    CW_STORE(Y12, &trace->address, address, relaxed);
     return true;
 }
 
@@ -122,6 +126,10 @@ static struct cw_trace *own_trace(void) {
 
 void cw_trace_off(void) {
     CW_STORE(Y11, &again_ns, INT64_MAX, relaxed);
+}
+
+void cw_trace_would_ask(uint64_t (*find)(void)) {
+    find_broker = find;
 }
 
 void cw_trace_broker(const char *socket_path) {

@@ -124,6 +124,9 @@ void cw_trace_woke(void);
 /* Shows a call until cw_trace_hide(), which any thread of the process may call. -1: not shown. */
 int cw_trace_show(struct cw_trace_record *record);
 void cw_trace_hide(int place);
+/* How a process that asked no broker yet finds which one it would ask: cw_trace_address(), or 0.
+ * Called when its trace is made, by any thread. To be set before there are threads. */
+void cw_trace_would_ask(uint64_t (*find)(void));
 /* The process asks the broker with this socket. */
 void cw_trace_broker(const char *socket_path);
 /* This process has no trace from now on: the broker, which only answers others. */

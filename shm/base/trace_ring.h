@@ -109,7 +109,8 @@ struct cw_trace { /* shared */
     uint32_t fd; /* the descriptor by which others find it, in the process that made it, */
     uint32_t reserved;
     uint64_t device, inode;      /* and of which file it is */
-    cw_a64 address;              /* cw_trace_address() of the broker that the process asks */
+    cw_a64 address;              /* cw_trace_address() of the broker that the process asks,
+                                  * or would; 0: its environment names none */
     cw_a64 lost;                 /* events and calls under way that found their place taken */
     _Alignas(64) cw_a64 next[2]; /* events that each ring got so far: short, long */
     _Alignas(CW_PAGE) struct cw_trace_named under_way[CW_TRACE_UNDER_WAY];

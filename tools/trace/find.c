@@ -169,8 +169,7 @@ static void look_at(struct traces *traces, int fd, uint32_t pid, uint64_t addres
         return;
     struct cw_trace *trace = segment.base;
     uint64_t whose = monitor_word(&trace->address);
-    if (*(volatile uint32_t *)&trace->version == CW_TRACE_VERSION &&
-        (whose == 0 || whose == address)) {
+    if (*(volatile uint32_t *)&trace->version == CW_TRACE_VERSION && whose == address) {
         if (traces->process_count == traces->process_room) {
             traces->process_room = traces->process_room ? 2 * traces->process_room : 16;
             traces->processes =

@@ -237,6 +237,40 @@ def test_of_another_broker_nothing_is_shown_and_none_is_no_error(tmp_path: Path)
     assert x.nbytes
 
 
+POOL_ALONE = """
+import time
+import cableway as cw
+if __name__ == "__main__":
+    with cw.Pool(1) as pool:
+        pool.apply(time.sleep, (0.01,))
+        print("there", flush=True)
+        input()
+"""
+
+
+def test_a_pool_that_asked_nobody_is_shown_to_its_own_folder_alone(tmp_path: Path) -> None:
+    file = tmp_path / "pool_alone.py"
+    file.write_text(POOL_ALONE)
+    (tmp_path / "folder").mkdir(mode=0o700)
+    elsewhere = {"CABLEWAY_DIR": str(tmp_path / "folder")}
+    with subprocess.Popen(
+        [sys.executable, str(file)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **elsewhere},
+    ) as other:  # fmt: skip
+        assert other.stdout
+        assert other.stdout.readline() == "there\n"
+        theirs = json.loads(run("trace", env=elsewhere).stdout)
+        check(theirs)
+        assert named(theirs, "submit", other.pid)
+        assert named(theirs, "time.sleep")
+        pids = {process["pid"] for process in theirs["otherData"]["processes"]}
+        ours = {process["pid"] for process in traced()["otherData"]["processes"]}
+        assert pids
+        assert not pids & ours
+        other.communicate("\n")
+    assert not any((tmp_path / "folder").iterdir())  # no broker
+
+
 def test_names_are_made_harmless() -> None:
     name = 'trace/"\\ä\n\x1b[31m'
     x = cw.put("trace/plain", [1])

@@ -454,6 +454,8 @@ int cw_connect(const char *place, const char *name_space, uint32_t flags, cw_cli
         name_space = "";
     int code = cw_namespace_check(name_space);
     if (code == 0)
+        code = cw_trace_wish_check();
+    if (code == 0)
         code = cw_address_find(place, &address);
     if (code)
         return code;

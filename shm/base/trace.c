@@ -87,12 +87,19 @@ static bool begin(const struct cw_segment *segment) {
     return true;
 }
 
+int cw_trace_wish_check(void) {
+    const char *wish = secure_getenv("CABLEWAY_TRACE");
+    if (!wish || !*wish || strcmp(wish, "1") == 0 || strcmp(wish, "0") == 0)
+        return 0;
+    return cw_fail(-EINVAL, "CABLEWAY_TRACE = \"%.64s\" is neither 0 (no trace) nor 1", wish);
+}
+
 static struct cw_trace *make(void) {
     const char *wish = secure_getenv("CABLEWAY_TRACE");
     struct cw_trace *none = NULL;
     struct cw_segment segment;
     /* Y11: advice: a thread that tries once too often finds the same. */
-    if (wish && strcmp(wish, "0") == 0) {
+    if (wish && *wish && strcmp(wish, "1") != 0) {
         CW_STORE(Y11, &again_ns, INT64_MAX, relaxed);
         return NULL;
     }

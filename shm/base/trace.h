@@ -9,8 +9,9 @@
  *
  * The process's trace is made at the first event, and found by others by its descriptor, which
  * stays open. Without memory or a descriptor there is none, and calls go on as without; it is tried
- * again after a second. CABLEWAY_TRACE=0 in the environment then leaves it out for good. Nothing
- * here changes errno or the thread's error text.
+ * again after a second. CABLEWAY_TRACE=0 in the environment then leaves it out for good, and so
+ * does what cw_trace_wish_check() refuses. Nothing else here changes errno or the thread's error
+ * text.
  *
  * Fork: a child begins a trace of its own. A span that the fork found under way ends unnoted.
  */
@@ -124,6 +125,8 @@ void cw_trace_woke(void);
 /* Shows a call until cw_trace_hide(), which any thread of the process may call. -1: not shown. */
 int cw_trace_show(struct cw_trace_record *record);
 void cw_trace_hide(int place);
+/* 0; -EINVAL: CABLEWAY_TRACE is neither 0 nor 1. */
+int cw_trace_wish_check(void);
 /* How a process that asked no broker yet finds which one it would ask: cw_trace_address(), or 0.
  * Called when its trace is made, by any thread. To be set before there are threads. */
 void cw_trace_would_ask(uint64_t (*find)(void));

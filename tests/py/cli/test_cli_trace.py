@@ -271,6 +271,30 @@ def test_a_pool_that_asked_nobody_is_shown_to_its_own_folder_alone(tmp_path: Pat
     assert not any((tmp_path / "folder").iterdir())  # no broker
 
 
+@pytest.mark.parametrize("wish", ["no", "off", "false", "00", "2"])
+def test_a_wish_that_is_neither_0_nor_1_is_refused(wish: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import cableway as cw; cw.put('trace/wish', [1])"],
+        env={**os.environ, "CABLEWAY_TRACE": wish}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f'CABLEWAY_TRACE = "{wish}" is neither 0 (no trace) nor 1' in done.stderr
+
+
+@pytest.mark.parametrize(("wish", "is_there"), [("0", False), ("1", True), ("", True)])
+def test_a_process_has_a_trace_unless_it_wants_none(wish: str, is_there: bool) -> None:
+    text = "import cableway as cw; x = cw.put('trace/wish', [1]); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "CABLEWAY_TRACE": wish},
+    ) as other:  # fmt: skip
+        assert other.stdout
+        assert other.stdout.readline() == "\n"
+        assert bool(named(traced(), "put trace/wish", other.pid)) == is_there
+        other.communicate("\n")
+
+
 def test_names_are_made_harmless() -> None:
     name = 'trace/"\\ä\n\x1b[31m'
     x = cw.put("trace/plain", [1])

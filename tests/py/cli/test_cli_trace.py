@@ -133,18 +133,21 @@ def square(x: float) -> float:
 
 
 def test_a_task_is_linked_from_its_submission_to_its_result() -> None:
+    x = cw.put("trace/client", [1])  # top shows a client's pools
     with cw.Pool(2) as pool:
         assert pool.map(square, range(20), chunksize=1) == [x * x for x in range(20)]
         late = pool.apply_async(time.sleep, (0.5,))
         assert eventually(lambda: bool(named(traced(), "time.sleep")))
         found = traced()
         late.get()
+        shown = json.loads(run("top", "--json").stdout)["pools"]
     check(found)
     tasks = [event for event in slices(found) if event["name"].endswith(".square")]
     assert len(tasks) == 20
     assert all(2000 <= task["dur"] < 1e6 for task in tasks)
     assert os.getpid() not in {task["pid"] for task in tasks}
     (pool_id,) = {task["args"]["pool"] for task in tasks}
+    assert pool_id in {str(row["pool"]) for row in shown}
     for task in tasks:
         number = task["args"]["task"]
         same = {
@@ -161,6 +164,7 @@ def test_a_task_is_linked_from_its_submission_to_its_result() -> None:
     assert len([event for event in flows if event["ph"] == "s"]) >= 21
     assert named(found, "wait for results", os.getpid())
     assert named(found, "wait for a task")
+    assert x.nbytes
 
 
 def test_a_queue_that_is_waited_for_and_copies_of_much_memory_are_there() -> None:

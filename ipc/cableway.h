@@ -1411,8 +1411,8 @@ uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups);
  * than CW_POOL_DATA_MAX. */
 int cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
 /*
- * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed, allocated in
- * full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
+ * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed but for a
+ * number that cw_pool_new() reads, allocated in full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
  * and closes *out_fd. -EINVAL (0 bytes), -EDQUOT (the limit is named).
  */
 int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);

@@ -144,7 +144,6 @@ static int may_go_on(cw_group *group, uint32_t peer, int64_t *limit_ns, bool *su
 /* Puts an item, for as long as it takes. */
 static int put(cw_group *group, uint32_t to, const void *item, uint64_t bytes,
                const cw_handle *handle) {
-    cw_queue *outbox = group->members[to].outbox;
     bool suspect = false;
     for (;;) {
         int64_t limit_ns = GROUP_LOOK_NS;
@@ -152,7 +151,7 @@ static int put(cw_group *group, uint32_t to, const void *item, uint64_t bytes,
         if (code == -ETIMEDOUT)
             code = 0, limit_ns = 0; /* it may go at once */
         if (code == 0)
-            code = cw_queue_put(outbox, item, bytes, handle, handle != NULL,
+            code = cw_queue_put(group->members[to].outbox, item, bytes, handle, handle != NULL,
                                 handle ? handle->size_bytes : 0, limit_ns);
         if (code != -ETIMEDOUT && code != -EBUSY && code != -EINTR)
             return code;
@@ -228,19 +227,21 @@ static int send_message(cw_group *group, const void *data, uint64_t size_bytes, 
     if (to >= group->size)
         code = cw_fail(-EINVAL, "rank %u: group \"%s\" has ranks 0 to %u", to, group->name,
                        group->size - 1);
-    bool left = false;
-    if (code == 0 && cw_group_claim(group->members[to].slot) != group->members[to].claim)
-        left = true; /* its inbox may be there for a while */
-    else if (code == 0)
+    /* If it has left, its inbox may be there for a while. */
+    bool left = code == 0 && cw_group_claim(group->members[to].slot) != group->members[to].claim;
+    if (code == 0 && !left)
         code = outbox_open(group, &group->members[to]);
     uint32_t rank = code == -ESTALE ? gone(group, to, &left) : left ? to : group->size;
     if (rank < group->size) {
         cw_group_break_by(group, left ? CW_GROUP_LEFT : CW_GROUP_DIED, rank);
         code = cw_group_told(group);
     }
+    struct cw_trace_span span;
+    cw_group_span(&span, group, GROUP_TRACE_SEND);
     if (code == 0)
         code = size_bytes + sizeof head <= ITEM_BYTES ? send_item(group, to, &head, data)
                                                       : send_array(group, to, &head, data);
+    cw_trace_leave(&span, code < 0);
     cw_group_leave_call(group);
     return code;
 }
@@ -344,8 +345,7 @@ static int nothing_came(const cw_group *group, int32_t source, int32_t tag) {
 static int await_message(cw_group *group, int32_t source, int32_t tag, struct group_kept ***found) {
     int64_t limit_ns = GROUP_LOOK_NS;
     bool suspect = false;
-    *found = find_kept(group, source, tag);
-    if (*found)
+    if ((*found = find_kept(group, source, tag)))
         return 0;
     int code = cw_group_may_wait(group, &limit_ns);
     if (code && code != -ETIMEDOUT)
@@ -353,8 +353,7 @@ static int await_message(cw_group *group, int32_t source, int32_t tag, struct gr
     if (code)
         limit_ns = 0; /* what is there */
     for (;;) {
-        *found = find_kept(group, source, tag);
-        if (*found)
+        if ((*found = find_kept(group, source, tag)))
             return 0;
         code = keep_next(group, limit_ns);
         if (code == 0)
@@ -391,10 +390,9 @@ static int check_source(const cw_group *group, int32_t source) {
 
 /* What has come, without waiting; that is kept in its order. */
 static int keep_all(cw_group *group) {
-    int code;
-    do
+    int code = keep_next(group, 0);
+    while (code == 0)
         code = keep_next(group, 0);
-    while (code == 0);
     return code == -ETIMEDOUT || code == -EBUSY || code == -EINTR ? 0 : code;
 }
 
@@ -423,6 +421,8 @@ int cw_group_probe(cw_group *group, int32_t source, int32_t tag, enum cw_group_w
         return code;
     group->end_ns = 0;
     code = check_source(group, source);
+    struct cw_trace_span span;
+    cw_group_span(&span, group, GROUP_TRACE_RECEIVE);
     if (code == 0 && wait == CW_GROUP_WAIT)
         code = await_message(group, source, tag, &found);
     else if (code == 0) {
@@ -437,6 +437,7 @@ int cw_group_probe(cw_group *group, int32_t source, int32_t tag, enum cw_group_w
             code = cw_group_told(group);
         }
     }
+    cw_trace_leave(&span, code < 0);
     if (code == 0 && found) {
         fill(group, out, *found);
         out->data = out->owner = NULL; /* it is not the caller's */

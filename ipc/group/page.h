@@ -272,7 +272,7 @@ enum group_operation {
 };
 #define GROUP_NO_ROOT 0xffffu
 /* What a trace calls waits that are no collective operation's; beside enum group_operation. */
-enum group_trace { GROUP_TRACE_JOIN = 100, GROUP_TRACE_RECEIVE };
+enum group_trace { GROUP_TRACE_JOIN = 100, GROUP_TRACE_RECEIVE, GROUP_TRACE_SEND };
 /* Enters the span of a call that may wait for other members. */
 static inline void cw_group_span(struct cw_trace_span *span, const cw_group *group,
                                  unsigned operation) {

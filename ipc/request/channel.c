@@ -441,7 +441,7 @@ int cw_channel_call(cw_client *client, uint16_t op, const struct iovec *parts, u
     struct cw_trace_span span;
     cw_trace_enter_request(&span, op);
     int code = ask(client, op, parts, count, reply, reply_bytes, mode, timeout_ns);
-    cw_trace_leave(&span, code < 0);
+    cw_trace_leave_wait(&span, timeout_ns, code);
     return code;
 }
 

@@ -16,6 +16,8 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "ipc/tasks/pool_parts.h"
 #include "shm/base/error.h"
@@ -75,9 +77,23 @@ int cw_pool_allocate(uint64_t memory_bytes, int *out_fd) {
     if (!out_fd)
         return cw_needs("a place for the descriptor");
     int code = cw_segment_create("pool", memory_bytes, 0, 0, CW_SEGMENT_UNMAPPED, &segment);
-    if (code == 0)
-        *out_fd = segment.fd;
-    return code;
+    if (code)
+        return code;
+    struct stat status;
+    /* By this number `cableway top` calls it. Without it traces call it by another one: see
+     * number(). */
+    if (fstat(segment.fd, &status) == 0)
+        (void)!pwrite(segment.fd, &status.st_ino, sizeof status.st_ino, offsetof(struct head, id));
+    *out_fd = segment.fd;
+    return 0;
+}
+
+/* The pool's number for traces: that of cw_pool_allocate(), unless the memory is somebody else's,
+ * or was a pool's before. */
+static uint64_t number(const void *memory) {
+    struct head head;
+    memcpy(&head, memory, sizeof head);
+    return head.magic == 0 && head.id ? head.id : cw_trace_id();
 }
 
 int cw_pool_check_memory(const void *memory, uint64_t memory_bytes, uint32_t workers,
@@ -165,6 +181,7 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
         return cw_fail(-EDQUOT, "no memory for a pool of %u cells", cells);
     }
     cw_pool_lay_out(memory, workers, cells, groups, &pool->parts);
+    pool->id = number(memory);
     memset(memory, 0, (size_t)(pool->parts.cell_data - (uint8_t *)memory));
     parent->view = pool->parts.view;
     parent->view.spinners = CW_DISPATCH_SPINNERS; /* whoever spins is counted */
@@ -173,12 +190,8 @@ int cw_pool_new(void *memory, uint64_t memory_bytes, uint32_t workers, uint32_t 
         parent->free[i] = cells - 1 - i;
         parent->place[i] = CW_DISPATCH_FREE;
     }
-    *pool->parts.head = (struct head){.magic = POOL_MAGIC,
-                                      .workers = workers,
-                                      .cells = cells,
-                                      .groups = groups,
-                                      .id = cw_trace_id()};
-    pool->id = pool->parts.head->id;
+    *pool->parts.head = (struct head){
+        .magic = POOL_MAGIC, .workers = workers, .cells = cells, .groups = groups, .id = pool->id};
     *out = pool;
     return 0;
 }

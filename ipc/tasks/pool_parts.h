@@ -20,7 +20,7 @@ struct head { /* 64 bytes, shared; all but the figures is written once */
     uint32_t workers, cells, groups, reserved0;
     cw_a64 lost;     /* the parent's: tasks that went with their worker, */
     cw_a64 repeated; /* and of these those that were run again */
-    uint64_t id;     /* for traces: a number that no other pool has */
+    uint64_t id; /* for traces: a number that no other pool has; the memory's inode if it can be */
     uint64_t reserved1[2];
 };
 

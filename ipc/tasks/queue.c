@@ -106,11 +106,13 @@ static int64_t end_of(int64_t timeout_ns) {
     return timeout_ns <= 0 ? timeout_ns : cw_end_ns(cw_now_ns(), timeout_ns);
 }
 
-/* Enters the span of a call that may wait at the queue. */
+/* Enters the span of a call that may wait at the queue. A group's message is one call of several
+ * waits, and has a span around them. */
 static void queue_span(struct cw_trace_span *span, enum cw_trace_kind kind, const cw_queue *queue,
                        uint64_t bytes) {
-    *span =
-        (struct cw_trace_span){.kind = (uint8_t)kind, .subject = queue->head->id, .bytes = bytes};
+    bool told = cw_trace_top && cw_trace_top->kind == CW_TRACE_GROUP;
+    *span = (struct cw_trace_span){
+        .kind = (uint8_t)(told ? CW_TRACE_NONE : kind), .subject = queue->head->id, .bytes = bytes};
     cw_trace_enter(span);
 }
 
@@ -205,7 +207,7 @@ int cw_queue_put(cw_queue *queue, const void *data, uint64_t size_bytes, const c
     struct cw_trace_span span;
     queue_span(&span, CW_TRACE_QUEUE_PUT, queue, charge);
     code = cw_queue_put_begin(core, charge, end_of(timeout_ns), &place);
-    cw_trace_leave(&span, code < 0);
+    cw_trace_leave_wait(&span, timeout_ns, code);
     if (code)
         return code;
     uint64_t bytes = record_bytes(size_bytes, count);
@@ -372,7 +374,7 @@ static int get(cw_queue *queue, cw_item *item, int64_t timeout_ns, const cw_a32 
         struct cw_trace_span span;
         queue_span(&span, CW_TRACE_QUEUE_GET, queue, 0);
         code = cw_queue_get_begin_unless(&queue->head->core, end_ns, word, as_it_was, &place);
-        cw_trace_leave(&span, code < 0);
+        cw_trace_leave_wait(&span, timeout_ns, code);
         if (code)
             return code;
         code = take(queue, &place, item, &taken);
@@ -469,6 +471,6 @@ int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns) {
         return cw_needs("a queue");
     queue_span(&span, CW_TRACE_QUEUE_JOIN, queue, 0);
     int code = cw_queue_join(&queue->head->core, end_of(timeout_ns));
-    cw_trace_leave(&span, code < 0);
+    cw_trace_leave_wait(&span, timeout_ns, code);
     return code;
 }

@@ -24,11 +24,18 @@ static CW_THREAD_LOCAL struct window {
     int64_t begun_ns;
     uint32_t noted, left_out;
 } windows[CW_TRACE_CLASSES];
+static CW_THREAD_LOCAL struct { /* the thread's wait that rests; a thread that ends loses it */
+    struct cw_trace *trace;     /* where it is shown; NULL: none does */
+    int place;
+    uint64_t mark;
+    struct cw_trace_record record;
+} resting;
 
 static struct cw_trace *_Atomic current;
 static cw_a64 again_ns;     /* not tried before then; 0: at once, INT64_MAX: never */
 static cw_a32 watches_fork; /* 1: the child's handler is there */
 static cw_a64 broker;       /* cw_trace_address() of who was connected to last; 0: nobody yet */
+static uint64_t (*find_broker)(void); /* cw_trace_would_ask() */
 
 static uint32_t self_tid(void) {
     if (own_tid == 0)
@@ -73,8 +80,18 @@ static bool begin(const struct cw_segment *segment) {
     trace->device = status.st_dev;
     trace->inode = status.st_ino;
     /* Y12: who connects meanwhile stores it there as well, or finds no trace yet. */
-    CW_STORE(Y12, &trace->address, CW_LOAD(Y12, &broker, relaxed), relaxed);
+    uint64_t address = CW_LOAD(Y12, &broker, relaxed);
+    if (!address && find_broker)
+        address = find_broker();
+    CW_STORE(Y12, &trace->address, address, relaxed);
     return true;
+}
+
+int cw_trace_wish_check(void) {
+    const char *wish = secure_getenv("CABLEWAY_TRACE");
+    if (!wish || !*wish || strcmp(wish, "1") == 0 || strcmp(wish, "0") == 0)
+        return 0;
+    return cw_fail(-EINVAL, "CABLEWAY_TRACE = \"%.64s\" is neither 0 (no trace) nor 1", wish);
 }
 
 static struct cw_trace *make(void) {
@@ -82,7 +99,7 @@ static struct cw_trace *make(void) {
     struct cw_trace *none = NULL;
     struct cw_segment segment;
     /* Y11: advice: a thread that tries once too often finds the same. */
-    if (wish && strcmp(wish, "0") == 0) {
+    if (wish && *wish && strcmp(wish, "1") != 0) {
         CW_STORE(Y11, &again_ns, INT64_MAX, relaxed);
         return NULL;
     }
@@ -116,6 +133,10 @@ static struct cw_trace *own_trace(void) {
 
 void cw_trace_off(void) {
     CW_STORE(Y11, &again_ns, INT64_MAX, relaxed);
+}
+
+void cw_trace_would_ask(uint64_t (*find)(void)) {
+    find_broker = find;
 }
 
 void cw_trace_broker(const char *socket_path) {
@@ -211,12 +232,41 @@ static void describe(const struct cw_trace_span *span, struct cw_trace_record *o
         cw_trace_name(out, span->name + space, span->name_bytes - space);
 }
 
+static bool same_wait(const struct cw_trace_record *a, const struct cw_trace_record *b) {
+    return a->kind == b->kind && a->op == b->op && a->subject == b->subject &&
+           a->name_bytes == b->name_bytes && memcmp(a->name, b->name, a->name_bytes) == 0;
+}
+
+/* The thread's outermost span has begun: it is the next part of what rests, or tells that none
+ * comes. In a forked child the parent's rests. */
+static void resume(struct cw_trace_span *span) {
+    struct cw_trace_record record, *rested = &resting.record;
+    struct cw_trace *trace = resting.trace;
+    resting.trace = NULL;
+    if (trace != span->trace)
+        return;
+    describe(span, &record);
+    if (same_wait(&record, rested)) {
+        record.begun_ns = span->begun_ns = rested->begun_ns;
+        span->slept = true;
+        span->place = cw_trace_resumed(trace, resting.place, resting.mark, &record);
+        return;
+    }
+    cw_trace_resumed(trace, resting.place, resting.mark, NULL);
+    rested->flags |= CW_TRACE_INTERRUPTED;
+    cw_trace_add(trace, rested);
+}
+
 void cw_trace_begin(int64_t begun_ns) {
     struct cw_trace *trace = own_trace();
+    struct cw_trace_span *last = NULL;
     for (struct cw_trace_span *span = cw_trace_top; span && !span->begun_ns; span = span->outer) {
         span->begun_ns = begun_ns;
         span->trace = trace;
+        last = span;
     }
+    if (resting.trace && last && !last->outer)
+        resume(last);
 }
 
 void cw_trace_sleeps(void) {
@@ -253,12 +303,26 @@ static bool is_to_be_noted(struct cw_trace_span *span, int64_t *end_ns) {
            cw_trace_may_note(CW_TRACE_SLEEPS, &left_out);
 }
 
+static void rest(const struct cw_trace_span *span) {
+    struct cw_trace_record *record = &resting.record;
+    int64_t lasted_ns = cw_now_ns() - span->begun_ns;
+    describe(span, record);
+    record->duration_ns = lasted_ns > 0 ? lasted_ns : 1;
+    resting.place = span->place;
+    resting.mark = cw_trace_rests(span->trace, span->place, record);
+    resting.trace = span->trace;
+}
+
 void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns) {
     struct cw_trace_record record;
     /* Another one than before: this is a child, and the call began in its parent. */
     if (span->kind == CW_TRACE_NONE || !span->trace ||
         span->trace != CW_LOAD(Y10, &current, acquire))
         return;
+    if (failed && span->rests && !span->outer) {
+        rest(span);
+        return;
+    }
     cw_trace_ended(span->trace, span->place);
     if (!is_to_be_noted(span, &end_ns))
         return;

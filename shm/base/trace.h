@@ -9,8 +9,9 @@
  *
  * The process's trace is made at the first event, and found by others by its descriptor, which
  * stays open. Without memory or a descriptor there is none, and calls go on as without; it is tried
- * again after a second. CABLEWAY_TRACE=0 in the environment then leaves it out for good. Nothing
- * here changes errno or the thread's error text.
+ * again after a second. CABLEWAY_TRACE=0 in the environment then leaves it out for good, and so
+ * does what cw_trace_wish_check() refuses. Nothing else here changes errno or the thread's error
+ * text.
  *
  * Fork: a child begins a trace of its own. A span that the fork found under way ends unnoted.
  */
@@ -27,6 +28,7 @@ struct cw_trace_span {
     int64_t begun_ns;       /* 0: it has not */
     int place;              /* while it is shown under way; -1: it is not */
     bool slept, is_key;     /* the name stands behind another word and its end: a namespace's */
+    bool rests;             /* it ends as a part of a wait: CW_TRACE_PART_NS */
     uint8_t kind, flags;
     uint16_t op;
     uint32_t name_bytes;
@@ -49,6 +51,7 @@ static inline void cw_trace_enter(struct cw_trace_span *span) {
     span->begun_ns = 0;
     span->place = -1;
     span->slept = false;
+    span->rests = false;
     span->known_ns = cw_known_ns;
     span->since_ns = 0;
     cw_trace_top = span;
@@ -64,6 +67,18 @@ static inline void cw_trace_leave_at(struct cw_trace_span *span, bool failed, in
     cw_trace_top = span->outer;
     if (span->begun_ns)
         cw_trace_span_ended(span, failed, end_ns);
+}
+
+/* A wait of a caller who serves signals now and then is several calls, its parts: each of them but
+ * the last one has this limit, which nobody takes who means it. One that ended with that, or by a
+ * signal, only rests: the thread's next call goes on with it, however late, if it waits for the
+ * same; else it has ended with the part (CW_TRACE_INTERRUPTED). */
+#define CW_TRACE_PART_NS 500000000
+static inline void cw_trace_leave_wait(struct cw_trace_span *span, int64_t timeout_ns, int code) {
+    if (timeout_ns == CW_TRACE_PART_NS && (code == -ETIMEDOUT || code == -EINTR))
+        for (struct cw_trace_span *other = span; other; other = other->outer)
+            other->rests = true;
+    cw_trace_leave(span, code < 0);
 }
 
 /* The span of a request to the broker. Where the caller has one of a request around it, which says
@@ -110,6 +125,11 @@ void cw_trace_woke(void);
 /* Shows a call until cw_trace_hide(), which any thread of the process may call. -1: not shown. */
 int cw_trace_show(struct cw_trace_record *record);
 void cw_trace_hide(int place);
+/* 0; -EINVAL: CABLEWAY_TRACE is neither 0 nor 1. */
+int cw_trace_wish_check(void);
+/* How a process that asked no broker yet finds which one it would ask: cw_trace_address(), or 0.
+ * Called when its trace is made, by any thread. To be set before there are threads. */
+void cw_trace_would_ask(uint64_t (*find)(void));
 /* The process asks the broker with this socket. */
 void cw_trace_broker(const char *socket_path);
 /* This process has no trace from now on: the broker, which only answers others. */

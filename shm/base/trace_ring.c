@@ -3,13 +3,13 @@
  *
  * A mark is a number and a state. In a ring the number is that of the event's position, in other
  * places it counts the uses of the place: a reader that finds the same mark twice has read one use.
- * A name takes the place behind its event.
+ * A name takes the place behind its event. Of a call under way the last state means that it rests.
  */
 #include "shm/base/trace_ring.h"
 
 #include <string.h>
 
-enum state { EMPTY, BUSY, WHOLE, NAME };
+enum state { EMPTY, BUSY, WHOLE, NAME, RESTS = NAME };
 
 static uint64_t mark_of(uint64_t number, enum state state) {
     return number << 2 | state;
@@ -100,7 +100,7 @@ void cw_trace_add(struct cw_trace *trace, const struct cw_trace_record *record) 
     write_event(trace, trace->events[ring], position, WHOLE, words);
 }
 
-static void fill_named(struct cw_trace_named *place, uint64_t number,
+static void fill_named(struct cw_trace_named *place, uint64_t mark,
                        const struct cw_trace_record *record) {
     uint64_t words[CW_TRACE_LONG_WORDS - 1];
     uint32_t count = CW_TRACE_WORDS - 1;
@@ -109,16 +109,18 @@ static void fill_named(struct cw_trace_named *place, uint64_t number,
         memcpy(words + count, record->name, CW_TRACE_NAME_MAX);
         count = CW_TRACE_LONG_WORDS - 1;
     }
-    fill(&place->mark, count, words, mark_of(number, WHOLE));
+    fill(&place->mark, count, words, mark);
 }
 
 int cw_trace_begun(struct cw_trace *trace, const struct cw_trace_record *record) {
-    for (unsigned i = 0; i < CW_TRACE_UNDER_WAY; i++) {
+    /* First for an empty place, then for one whose call rests. */
+    for (unsigned i = 0; i < 2 * CW_TRACE_UNDER_WAY; i++) {
         unsigned at = (record->tid + i) % CW_TRACE_UNDER_WAY; /* each thread at its own first */
+        enum state wanted = i < CW_TRACE_UNDER_WAY ? EMPTY : RESTS;
         struct cw_trace_named *place = &trace->under_way[at];
         uint64_t seen = CW_LOAD(Y2, &place->mark, relaxed);
-        if (state_of(seen) == EMPTY && claim(&place->mark, seen, (seen >> 2) + 1)) {
-            fill_named(place, (seen >> 2) + 1, record);
+        if (state_of(seen) == wanted && claim(&place->mark, seen, (seen >> 2) + 1)) {
+            fill_named(place, mark_of((seen >> 2) + 1, WHOLE), record);
             return (int)at;
         }
     }
@@ -134,6 +136,31 @@ void cw_trace_ended(struct cw_trace *trace, int place) {
     CW_STORE(Y5, mark, mark_of(seen >> 2, EMPTY), release);
 }
 
+uint64_t cw_trace_rests(struct cw_trace *trace, int place, const struct cw_trace_record *record) {
+    if (place < 0 || place >= (int)CW_TRACE_UNDER_WAY)
+        return 0;
+    struct cw_trace_named *named = &trace->under_way[place];
+    uint64_t seen = CW_LOAD(Y2, &named->mark, relaxed), mark = mark_of((seen >> 2) + 1, RESTS);
+    if (!claim(&named->mark, seen, (seen >> 2) + 1)) /* only if somebody damaged it */
+        return 0;
+    fill_named(named, mark, record);
+    return mark;
+}
+
+int cw_trace_resumed(struct cw_trace *trace, int place, uint64_t mark,
+                     const struct cw_trace_record *record) {
+    if (place < 0 || place >= (int)CW_TRACE_UNDER_WAY)
+        return -1;
+    struct cw_trace_named *named = &trace->under_way[place];
+    if (!claim(&named->mark, mark, (mark >> 2) + 1))
+        return -1;
+    if (record)
+        fill_named(named, mark_of((mark >> 2) + 1, WHOLE), record);
+    else
+        cw_trace_ended(trace, place);
+    return place;
+}
+
 void cw_trace_function(struct cw_trace *trace, uint64_t function, const char *name,
                        size_t name_bytes) {
     struct cw_trace_record record = {.kind = CW_TRACE_NONE, .function = function};
@@ -143,15 +170,15 @@ void cw_trace_function(struct cw_trace *trace, uint64_t function, const char *na
     if (state_of(seen) == BUSY || !claim(&place->mark, seen, (seen >> 2) + 1))
         lose(trace);
     else
-        fill_named(place, (seen >> 2) + 1, &record);
+        fill_named(place, mark_of((seen >> 2) + 1, WHOLE), &record);
 }
 
 /* ---- reading ---- */
 
-/* Copies a place if its mark is this one before and after; mark 0: any that is whole. */
+/* Copies a place if its mark is this one before and after; mark 0: any that is whole, or rests. */
 static bool copy(cw_a64 *place, uint32_t count, uint64_t mark, uint64_t *words) {
     uint64_t seen = CW_LOAD(Y6, place, acquire); /* Y6: pairs with Y5: the words */
-    if (state_of(seen) != (mark ? state_of(mark) : WHOLE) || (mark && seen != mark))
+    if (mark ? seen != mark : state_of(seen) != WHOLE && state_of(seen) != RESTS)
         return false;
     for (uint32_t i = 0; i < count; i++)
         words[i] = CW_LOAD(Y7, &place[i + 1], acquire); /* Y7: pairs with Y4 */

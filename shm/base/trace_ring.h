@@ -11,6 +11,8 @@
  *     that comes round the ring meanwhile gives its own event up, which is counted.
  *   - A reader copies a place between two looks at its mark (Y6, Y8). It takes the copy if both are
  *     the same and tell the position that it wanted. So it has whole events, or none.
+ *   - A call under way that rests (its thread is between two parts of one wait) may lose its place
+ *     to a thread that finds no empty one: the thread may have ended, and would keep it for ever.
  *   - Nobody waits for anybody.
  *
  * Owner: the process that made it; its threads alone write. If that is killed in the middle of an
@@ -26,7 +28,7 @@
 #include "shm/base/atomic.h"
 #include "shm/base/segment.h"
 
-#define CW_TRACE_VERSION 1u
+#define CW_TRACE_VERSION 2u
 #ifndef CW_TRACE_EVENTS          /* the model has its own */
 #define CW_TRACE_EVENTS    1024u /* places of each ring */
 #define CW_TRACE_UNDER_WAY 64u   /* calls at a time that show before they have ended */
@@ -62,6 +64,7 @@ enum cw_trace_flag {
     CW_TRACE_SUBMITTED = 2, /* a copy: was only given to a stream; when it is done is not known */
     CW_TRACE_BY_MOVER = 4,  /* a copy: cableway-mover does it */
     CW_TRACE_STAGED = 8,    /* a copy between GPUs: through host memory */
+    CW_TRACE_INTERRUPTED = 16, /* a wait: a part of it timed out, and the next one never came */
 };
 
 struct cw_trace_record { /* private: one event, or one call under way */
@@ -69,7 +72,8 @@ struct cw_trace_record { /* private: one event, or one call under way */
     uint8_t flags;       /* enum cw_trace_flag */
     uint16_t op;         /* of a request: enum cw_op */
     uint32_t tid;
-    int64_t begun_ns, duration_ns; /* CLOCK_MONOTONIC; of a call under way the duration is 0 */
+    int64_t begun_ns, duration_ns; /* CLOCK_MONOTONIC; of a call under way the duration is 0, of one
+                                    * that rests: until it began to */
     uint64_t subject;              /* a number of a pool or queue that all processes agree on */
     union {
         uint64_t number; /* of a task, within its pool */
@@ -105,7 +109,8 @@ struct cw_trace { /* shared */
     uint32_t fd; /* the descriptor by which others find it, in the process that made it, */
     uint32_t reserved;
     uint64_t device, inode;      /* and of which file it is */
-    cw_a64 address;              /* cw_trace_address() of the broker that the process asks */
+    cw_a64 address;              /* cw_trace_address() of the broker that the process asks,
+                                  * or would; 0: its environment names none */
     cw_a64 lost;                 /* events and calls under way that found their place taken */
     _Alignas(64) cw_a64 next[2]; /* events that each ring got so far: short, long */
     _Alignas(CW_PAGE) struct cw_trace_named under_way[CW_TRACE_UNDER_WAY];
@@ -125,6 +130,12 @@ void cw_trace_add(struct cw_trace *trace, const struct cw_trace_record *record);
 /* Shows a call that has begun, until cw_trace_ended(); -1: there was no place. */
 int cw_trace_begun(struct cw_trace *trace, const struct cw_trace_record *record);
 void cw_trace_ended(struct cw_trace *trace, int place);
+/* The call shown there rests, for as long as record->duration_ns tells. Returns the place's mark,
+ * for cw_trace_resumed(). */
+uint64_t cw_trace_rests(struct cw_trace *trace, int place, const struct cw_trace_record *record);
+/* It goes on, or, without a record, is not shown any more. Returns the place; -1: it was lost. */
+int cw_trace_resumed(struct cw_trace *trace, int place, uint64_t mark,
+                     const struct cw_trace_record *record);
 /* Notes how the function of this number is called. */
 void cw_trace_function(struct cw_trace *trace, uint64_t function, const char *name,
                        size_t name_bytes);

@@ -39,7 +39,7 @@ int cmd_trace(const struct cli *cli) {
     if (code)
         return cli_result(code);
     if (traces.count == 0)
-        cli_note("no process has a trace%s that asks %s, or has asked nobody yet",
+        cli_note("no process has a trace%s that asks %s, or would",
                  cli->options & CLI_SECONDS ? " of so few seconds" : "", traces.address);
     code = write_to(&traces, cli->output);
     traces_free(&traces);

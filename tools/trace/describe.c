@@ -55,6 +55,7 @@ static const char *group_word(uint16_t op) {
         [GROUP_ALLREDUCE] = "allreduce",   [GROUP_REDUCE_SCATTER] = "reduce_scatter",
         [GROUP_ALLTOALL] = "alltoall",     [GROUP_EXCHANGE] = "exchange",
         [GROUP_TRACE_JOIN] = "join group", [GROUP_TRACE_RECEIVE] = "receive",
+        [GROUP_TRACE_SEND] = "send",
     };
     return op < sizeof names / sizeof *names && names[op] ? names[op] : "group";
 }
@@ -111,15 +112,21 @@ static json_t *hex(uint64_t number) {
     return json_string(text);
 }
 
+/* A pool's number as top and metrics have it. */
+static json_t *decimal(uint64_t number) {
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)number);
+    return json_string(text);
+}
+
 static void add_flags(json_t *args, const struct trace_event *event) {
     static const struct {
         unsigned flag;
         const char *name;
     } flags[] = {
-        {CW_TRACE_FAILED, "failed"},
-        {CW_TRACE_SUBMITTED, "submitted_only"},
-        {CW_TRACE_BY_MOVER, "by_mover"},
-        {CW_TRACE_STAGED, "through_host_memory"},
+        {CW_TRACE_FAILED, "failed"},           {CW_TRACE_SUBMITTED, "submitted_only"},
+        {CW_TRACE_BY_MOVER, "by_mover"},       {CW_TRACE_STAGED, "through_host_memory"},
+        {CW_TRACE_INTERRUPTED, "interrupted"},
     };
     for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
         if (event->record.flags & flags[i].flag)
@@ -137,13 +144,13 @@ json_t *describe_args(const struct trace_process *process, const struct trace_ev
     case CW_TRACE_TASK:
     case CW_TRACE_SUBMIT:
     case CW_TRACE_RESULT:
-        json_object_set_new(args, "pool", hex(record->subject));
+        json_object_set_new(args, "pool", decimal(record->subject));
         json_object_set_new(args, "task", json_integer((json_int_t)(record->number & INT64_MAX)));
         break;
     case CW_TRACE_IDLE:
     case CW_TRACE_ANSWERS:
     case CW_TRACE_HELPER:
-        json_object_set_new(args, "pool", hex(record->subject));
+        json_object_set_new(args, "pool", decimal(record->subject));
         break;
     case CW_TRACE_QUEUE_PUT:
     case CW_TRACE_QUEUE_GET:

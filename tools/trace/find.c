@@ -18,8 +18,11 @@
 #include "shm/base/wait.h"
 #include "tools/monitor.h"
 
-#define LABEL     "/memfd:cw-trace "
-#define TIDS_MAX  (1u << 22)
+#define LABEL    "/memfd:cw-trace "
+#define TIDS_MAX (1u << 22)
+#define LOOKS    16u /* at a call under way that its thread is just changing */
+#define RESTS_NS                                                                                   \
+    10000000000 /* the longest rest between two parts of a wait that is taken for one */
 #define FUTURE_NS 1000000000 /* an event that ends later than this from now cannot be */
 
 static bool is_number(const char *text) {
@@ -112,18 +115,26 @@ static void read_all(struct traces *traces, struct cw_trace *trace, int64_t sinc
     size_t first = traces->count;
     /* Before the rings: what ends meanwhile is then found there. */
     for (unsigned i = 0; i < CW_TRACE_UNDER_WAY; i++)
-        count += cw_trace_read_under_way(trace, i, &under_way[count]);
+        for (unsigned looks = 0, found = 0; looks < LOOKS && !found; looks++)
+            count += found = cw_trace_read_under_way(trace, i, &under_way[count]);
     for (unsigned ring = 0; ring < 2; ring++)
         read_ring(traces, trace, ring, since_ns, process);
     for (unsigned i = 0; i < count; i++) {
         struct cw_trace_record *one = &under_way[i];
-        one->duration_ns = 0;
         if (!can_be(one, traces->now_ns)) {
             process->broken++;
             continue;
         }
         if (has_ended(traces, first, one) || !thread_lives(process->pid, one->tid))
             continue;
+        int64_t rests_since_ns = one->begun_ns + one->duration_ns;
+        if (one->duration_ns && traces->now_ns - rests_since_ns > RESTS_NS) {
+            one->flags |= CW_TRACE_INTERRUPTED; /* nobody went on with it */
+            if (rests_since_ns >= since_ns)
+                add(traces, one, false);
+            continue;
+        }
+        one->duration_ns = 0;
         if (one->begun_ns < traces->now_ns)
             one->duration_ns = traces->now_ns - one->begun_ns;
         add(traces, one, true);
@@ -158,8 +169,7 @@ static void look_at(struct traces *traces, int fd, uint32_t pid, uint64_t addres
         return;
     struct cw_trace *trace = segment.base;
     uint64_t whose = monitor_word(&trace->address);
-    if (*(volatile uint32_t *)&trace->version == CW_TRACE_VERSION &&
-        (whose == 0 || whose == address)) {
+    if (*(volatile uint32_t *)&trace->version == CW_TRACE_VERSION && whose == address) {
         if (traces->process_count == traces->process_room) {
             traces->process_room = traces->process_room ? 2 * traces->process_room : 16;
             traces->processes =

@@ -50,9 +50,9 @@ struct traces { /* zeros are none */
     size_t count, room;
 };
 
-/* Finds all of processes that ask the user's own broker, whether one runs or not, or have asked
- * none yet. Events that ended before since_ns are left out, and so is what cannot be looked into.
- * 0; -EINVAL: the environment names no place for a broker. */
+/* Finds all of processes that ask the user's own broker, or would, whether one runs or not. Events
+ * that ended before since_ns are left out, and so is what cannot be looked into. 0; -EINVAL: the
+ * environment names no place for a broker. */
 int traces_find(int64_t since_ns, struct traces *out);
 void traces_free(struct traces *traces);
 

@@ -8,7 +8,7 @@ import time
 
 __all__ = ["Retries", "checked_seconds", "deadline", "left_ns", "slice_ns"]
 
-_SLICE_NS = 500_000_000
+_SLICE_NS = 500_000_000  # CW_TRACE_PART_NS: traces show calls with this limit as one wait
 _COMES_BACK_S = 10.0  # that a bridge which went while it sent something may take to come back
 _SILENT_S = 3.0  # the same, if it was only waited for: less than the 5 s after which a node that is not heard is an error
 

@@ -133,18 +133,21 @@ def square(x: float) -> float:
 
 
 def test_a_task_is_linked_from_its_submission_to_its_result() -> None:
+    x = cw.put("trace/client", [1])  # top shows a client's pools
     with cw.Pool(2) as pool:
         assert pool.map(square, range(20), chunksize=1) == [x * x for x in range(20)]
         late = pool.apply_async(time.sleep, (0.5,))
         assert eventually(lambda: bool(named(traced(), "time.sleep")))
         found = traced()
         late.get()
+        shown = json.loads(run("top", "--json").stdout)["pools"]
     check(found)
     tasks = [event for event in slices(found) if event["name"].endswith(".square")]
     assert len(tasks) == 20
     assert all(2000 <= task["dur"] < 1e6 for task in tasks)
     assert os.getpid() not in {task["pid"] for task in tasks}
     (pool_id,) = {task["args"]["pool"] for task in tasks}
+    assert pool_id in {str(row["pool"]) for row in shown}
     for task in tasks:
         number = task["args"]["task"]
         same = {
@@ -161,6 +164,7 @@ def test_a_task_is_linked_from_its_submission_to_its_result() -> None:
     assert len([event for event in flows if event["ph"] == "s"]) >= 21
     assert named(found, "wait for results", os.getpid())
     assert named(found, "wait for a task")
+    assert x.nbytes
 
 
 def test_a_queue_that_is_waited_for_and_copies_of_much_memory_are_there() -> None:
@@ -235,6 +239,64 @@ def test_of_another_broker_nothing_is_shown_and_none_is_no_error(tmp_path: Path)
     done = run("trace", env={"CABLEWAY_DIR": str(tmp_path)})
     assert not named(json.loads(done.stdout), "put trace/mine")
     assert x.nbytes
+
+
+POOL_ALONE = """
+import time
+import cableway as cw
+if __name__ == "__main__":
+    with cw.Pool(1) as pool:
+        pool.apply(time.sleep, (0.01,))
+        print("there", flush=True)
+        input()
+"""
+
+
+def test_a_pool_that_asked_nobody_is_shown_to_its_own_folder_alone(tmp_path: Path) -> None:
+    file = tmp_path / "pool_alone.py"
+    file.write_text(POOL_ALONE)
+    (tmp_path / "folder").mkdir(mode=0o700)
+    elsewhere = {"CABLEWAY_DIR": str(tmp_path / "folder")}
+    with subprocess.Popen(
+        [sys.executable, str(file)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **elsewhere},
+    ) as other:  # fmt: skip
+        assert other.stdout
+        assert other.stdout.readline() == "there\n"
+        theirs = json.loads(run("trace", env=elsewhere).stdout)
+        check(theirs)
+        assert named(theirs, "submit", other.pid)
+        assert named(theirs, "time.sleep")
+        pids = {process["pid"] for process in theirs["otherData"]["processes"]}
+        ours = {process["pid"] for process in traced()["otherData"]["processes"]}
+        assert pids
+        assert not pids & ours
+        other.communicate("\n")
+    assert not any((tmp_path / "folder").iterdir())  # no broker
+
+
+@pytest.mark.parametrize("wish", ["no", "off", "false", "00", "2"])
+def test_a_wish_that_is_neither_0_nor_1_is_refused(wish: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import cableway as cw; cw.put('trace/wish', [1])"],
+        env={**os.environ, "CABLEWAY_TRACE": wish}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f'CABLEWAY_TRACE = "{wish}" is neither 0 (no trace) nor 1' in done.stderr
+
+
+@pytest.mark.parametrize(("wish", "is_there"), [("0", False), ("1", True), ("", True)])
+def test_a_process_has_a_trace_unless_it_wants_none(wish: str, is_there: bool) -> None:
+    text = "import cableway as cw; x = cw.put('trace/wish', [1]); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "CABLEWAY_TRACE": wish},
+    ) as other:  # fmt: skip
+        assert other.stdout
+        assert other.stdout.readline() == "\n"
+        assert bool(named(traced(), "put trace/wish", other.pid)) == is_there
+        other.communicate("\n")
 
 
 def test_names_are_made_harmless() -> None:

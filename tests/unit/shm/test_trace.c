@@ -282,6 +282,72 @@ static void a_span_that_never_began_leaves_nothing(void **state) {
     assert_int_equal(own_events(), before + 2);
 }
 
+/* How many calls under way this process shows; *out: the last one. */
+static unsigned own_under_way(struct cw_trace_record *out) {
+    int fd = -1;
+    unsigned count = 0;
+    own_traces(&fd);
+    struct cw_trace *own = mmap(NULL, sizeof *own, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(own != MAP_FAILED);
+    for (unsigned i = 0; i < CW_TRACE_UNDER_WAY; i++)
+        count += cw_trace_read_under_way(own, i, out);
+    munmap(own, sizeof *own);
+    return count;
+}
+
+static void wait_part(uint64_t subject, int code) {
+    struct cw_trace_span span = {.kind = CW_TRACE_QUEUE_GET, .subject = subject};
+    cw_trace_enter(&span);
+    cw_trace_sleeps();
+    cw_trace_leave_wait(&span, CW_TRACE_PART_NS, code);
+}
+
+static void parts_of_a_wait_are_one_call(void **state) {
+    (void)state;
+    struct cw_trace_record first, now;
+    cw_trace_moment(CW_TRACE_WAKE, 0, 0);
+    uint64_t before = own_events();
+    wait_part(1, -ETIMEDOUT);
+    assert_int_equal(own_events(), before); /* it rests */
+    assert_int_equal(own_under_way(&first), 1);
+    assert_true(first.duration_ns > 0);
+    for (unsigned i = 0; i < 2 * CW_TRACE_UNDER_WAY; i++)
+        wait_part(1, i % 2 ? -ETIMEDOUT : -EINTR);
+    assert_int_equal(own_events(), before);
+    assert_int_equal(own_under_way(&now), 1);
+    assert_int_equal(now.begun_ns, first.begun_ns);
+    assert_true(now.duration_ns > first.duration_ns);
+    wait_part(1, 0);
+    assert_int_equal(own_events(), before + 1);
+    assert_int_equal(own_under_way(&now), 0);
+    wait_part(1, -ETIMEDOUT);
+    wait_part(2, -EPIPE); /* another wait, which fails */
+    assert_int_equal(own_events(), before + 3);
+    assert_int_equal(own_under_way(&now), 0);
+}
+
+static void *wait_and_end(void *context) {
+    wait_part((uint64_t)(uintptr_t)context, -ETIMEDOUT);
+    return NULL;
+}
+
+static void threads_that_ended_while_a_wait_rests_keep_no_place(void **state) {
+    (void)state;
+    struct cw_trace_record record;
+    cw_trace_moment(CW_TRACE_WAKE, 0, 0);
+    wait_part(1, -ETIMEDOUT);
+    for (uintptr_t i = 0; i < 2 * CW_TRACE_UNDER_WAY; i++) {
+        pthread_t thread;
+        assert_int_equal(pthread_create(&thread, NULL, wait_and_end, (void *)(i + 2)), 0);
+        pthread_join(thread, NULL);
+    }
+    assert_int_equal(own_under_way(&record), CW_TRACE_UNDER_WAY);
+    uint64_t before = own_events();
+    wait_part(1, 0); /* its place is another's by now, and it is whole nevertheless */
+    assert_int_equal(own_events(), before + 1);
+    assert_true(own_under_way(&record) >= CW_TRACE_UNDER_WAY - 1);
+}
+
 static void a_forked_child_has_its_own_trace(void **state) {
     (void)state;
     struct cw_trace_span span = {.kind = CW_TRACE_GET};
@@ -339,6 +405,8 @@ int main(void) {
         cmocka_unit_test(random_bytes_lead_nowhere),
         cmocka_unit_test(a_span_that_never_began_leaves_nothing),
         cmocka_unit_test(a_forked_child_has_its_own_trace),
+        cmocka_unit_test(parts_of_a_wait_are_one_call),
+        cmocka_unit_test(threads_that_ended_while_a_wait_rests_keep_no_place),
         cmocka_unit_test(there_is_none_where_it_is_not_wanted),
     };
     trace = mmap(NULL, sizeof *trace, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -384,8 +384,8 @@ static void fill(const cw_group *group, cw_group_message *out, struct group_kept
 static int check_source(const cw_group *group, int32_t source) {
     return source >= -1 && source < (int32_t)group->size
                ? 0
-               : cw_fail(-EINVAL, "source %d: group \"%s\" has ranks 0 to %u; -1 is any", source,
-                         group->name, group->size - 1);
+               : cw_fail(-EINVAL, "source %d: group \"%s\" has ranks 0 to %u", source, group->name,
+                         group->size - 1);
 }
 
 /* What has come, without waiting; that is kept in its order. */

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import re
 import signal
 import socket
 import sys
@@ -60,6 +61,19 @@ def _address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def _host(text: str) -> str:
+    """A name that a Host header may say, in lower case.
+
+    >>> _host("Node7.example")
+    'node7.example'
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})", text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: a host name has 1 to 253 letters, digits, '-', '.' and '_', and no port"
+        )
+    return text.lower()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cableway exporter",
@@ -75,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         "--all-users", action="store_true", help="show the page to all users of this machine"
     )
     parser.add_argument(
-        "--host", metavar="NAME", action="append", default=[],
+        "--host", metavar="NAME", type=_host, action="append", default=[],
         help="another name by which browsers reach this machine (may be repeated)",
     )  # fmt: skip
     return parser
@@ -126,7 +140,7 @@ async def _serve(listener: socket.socket, options: argparse.Namespace) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # a shell's `&` in a script
             loop.add_signal_handler(number, stop.set)
     _tell(listener, own_only, loopback)
-    hosts = frozenset(name.lower() for name in options.host)
+    hosts = frozenset(options.host)
     await Server(own_only, hosts).serve(listener, stop)
 
 

@@ -47,22 +47,23 @@ static unsigned least(unsigned a, unsigned b) {
     return a < b ? a : b;
 }
 
-/* How many letters must be changed, added or taken away to make one of the other: Levenshtein's
- * distance, by rows. Both are shorter than CW_VARIABLE_MAX. */
+/* How many letters must be changed, added or taken away to make one of the other, or swapped with
+ * the next: Damerau and Levenshtein's distance, by rows. Both are shorter than CW_VARIABLE_MAX. */
 static unsigned distance(const char *a, const char *b) {
-    unsigned row[CW_VARIABLE_MAX], length = (unsigned)strlen(b);
+    unsigned rows[3][CW_VARIABLE_MAX], length = (unsigned)strlen(b), i;
     for (unsigned j = 0; j <= length; j++)
-        row[j] = j;
-    for (unsigned i = 0; a[i]; i++) {
-        unsigned before = row[0];
+        rows[0][j] = j;
+    for (i = 0; a[i]; i++) {
+        const unsigned *above = rows[i % 3], *two_above = rows[(i + 2) % 3];
+        unsigned *row = rows[(i + 1) % 3];
         row[0] = i + 1;
         for (unsigned j = 0; j < length; j++) {
-            unsigned changed = before + (a[i] != b[j]);
-            before = row[j + 1];
-            row[j + 1] = least(changed, least(row[j], row[j + 1]) + 1);
+            row[j + 1] = least(above[j] + (a[i] != b[j]), least(row[j], above[j + 1]) + 1);
+            if (i && j && a[i] == b[j - 1] && a[i - 1] == b[j])
+                row[j + 1] = least(row[j + 1], two_above[j - 1] + 1);
         }
     }
-    return row[length];
+    return rows[i % 3][length];
 }
 
 bool cw_variable_meant(const char *name, char *meant) {

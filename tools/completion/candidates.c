@@ -13,17 +13,14 @@
 #include "tools/monitor.h"
 #include "tools/output.h"
 
-static unsigned told;
-
 bool completion_tell(const char *begin, const char *word, const char *description) {
-    if (strncmp(word, begin, strlen(begin)) != 0 || told == COMPLETION_WORDS_MAX)
+    if (strncmp(word, begin, strlen(begin)) != 0)
         return false;
     char *safe = output_safe(word);
     bool harmless = strcmp(safe, word) == 0;
     free(safe);
     if (!harmless)
         return false;
-    told++;
     printf("%s\t%s\n", word, description ? description : "");
     return true;
 }
@@ -32,25 +29,33 @@ void completion_tell_files(void) {
     printf("\t\n");
 }
 
+void completion_tell_programs(void) {
+    printf("\tprograms\n");
+}
+
 /* The same of a word that stands behind lead. */
-static void tell_behind(const char *lead, const char *begin, const char *word) {
+static void tell_behind(const char *lead, const char *begin, const char *word,
+                        const char *description) {
     char *whole;
     if (strncmp(word, begin, strlen(begin)) != 0)
         return;
     CW_ASSERT(asprintf(&whole, "%s%s", lead, word) >= 0);
-    completion_tell(lead, whole, NULL);
+    completion_tell(lead, whole, description);
     free(whole);
 }
 
 struct names {
     char **all; /* sorted, as they came */
     size_t count, room;
+    bool without_dash;
 };
 
 static int add_name(void *context, const char *name_space, const char *name,
                     const struct cw_found *found) {
     struct names *names = context;
     (void)name_space, (void)found;
+    if (names->without_dash && *name == '-')
+        return 0;
     if (names->count == names->room) {
         names->room = names->room ? 2 * names->room : 256;
         names->all = realloc(names->all, names->room * sizeof *names->all);
@@ -77,8 +82,50 @@ static void shorten(struct names *names, size_t begin_bytes) {
     names->count = kept;
 }
 
-void completion_names(const char *lead, const char *begin, const char *name_space) {
-    struct names names = {.count = 0};
+/* The end of the characters of text, of which at most count are skipped. */
+static size_t skip_characters(const char *text, size_t count) {
+    size_t bytes = 0;
+    for (; text[bytes] && count; count--)
+        do
+            bytes++;
+        while (((unsigned char)text[bytes] & 0xc0) == 0x80);
+    return bytes;
+}
+
+/* How many beginnings of `characters` more characters than begin_bytes there are. */
+static size_t count_stems(const struct names *names, size_t begin_bytes, size_t characters) {
+    size_t stems = 0, last_bytes = 0;
+    const char *last = NULL;
+    for (size_t i = 0; i < names->count; i++) {
+        const char *rest = names->all[i] + begin_bytes;
+        size_t bytes = skip_characters(rest, characters);
+        stems += !last || bytes != last_bytes || memcmp(last, rest, bytes) != 0;
+        last = rest;
+        last_bytes = bytes;
+    }
+    return stems;
+}
+
+/* Of too many names the longest beginnings that are few enough, each of which some name has. */
+static void tell_stems(const char *lead, const char *begin, struct names *names) {
+    size_t begin_bytes = strlen(begin), characters = 1;
+    while (count_stems(names, begin_bytes, characters + 1) <= COMPLETION_WORDS_MAX)
+        characters++;
+    const char *last = NULL;
+    for (size_t i = 0; i < names->count; i++) {
+        char *name = names->all[i];
+        size_t bytes = begin_bytes + skip_characters(name + begin_bytes, characters);
+        bool whole = !name[bytes];
+        name[bytes] = 0;
+        if (!last || strcmp(last, name) != 0)
+            tell_behind(lead, begin, name, whole ? NULL : "...");
+        last = name;
+    }
+}
+
+void completion_names(const char *lead, const char *begin, const char *name_space,
+                      bool without_dash) {
+    struct names names = {.without_dash = without_dash};
     struct monitor monitor;
     if (!strncmp(begin, "//", 2) || monitor_open(&monitor))
         return; /* of other nodes the bridge would have to be asked */
@@ -89,8 +136,12 @@ void completion_names(const char *lead, const char *begin, const char *name_spac
     monitor_close(&monitor);
     if (names.count > COMPLETION_NAMES_WHOLE)
         shorten(&names, strlen(begin));
+    bool few = names.count <= COMPLETION_WORDS_MAX;
+    if (!few)
+        tell_stems(lead, begin, &names);
     for (size_t i = 0; i < names.count; i++) {
-        tell_behind(lead, begin, names.all[i]);
+        if (few)
+            tell_behind(lead, begin, names.all[i], NULL);
         free(names.all[i]);
     }
     free(names.all);
@@ -105,7 +156,7 @@ void completion_namespaces(const char *lead, const char *begin) {
     if (monitor_namespaces(&monitor, &spaces, &count) == 0) {
         for (size_t i = 0; i < count; i++) {
             if (*spaces[i])
-                tell_behind(lead, begin, spaces[i]);
+                tell_behind(lead, begin, spaces[i], NULL);
             free(spaces[i]);
         }
         free(spaces);
@@ -115,7 +166,7 @@ void completion_namespaces(const char *lead, const char *begin) {
 
 void completion_limits(const char *lead, const char *begin) {
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
-        tell_behind(lead, begin, cw_limit_name(i));
+        tell_behind(lead, begin, cw_limit_name(i), NULL);
 }
 
 /* The driver's files say how many there are, without loading it. CUDA_VISIBLE_DEVICES may hide
@@ -140,9 +191,9 @@ static unsigned count_gpus(void) {
 void completion_devices(const char *lead, const char *begin) {
     unsigned gpus = count_gpus();
     char name[32];
-    tell_behind(lead, begin, "cpu");
+    tell_behind(lead, begin, "cpu", NULL);
     for (unsigned i = 0; i < gpus; i++) {
         snprintf(name, sizeof name, "cuda:%u", i);
-        tell_behind(lead, begin, name);
+        tell_behind(lead, begin, name, NULL);
     }
 }

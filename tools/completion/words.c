@@ -109,6 +109,11 @@ static bool next_option(const struct line *line, const char **at, char *option, 
 
 /* ---- options ---- */
 
+/* The short form of an option, or NULL. */
+static const char *letter_of(const struct cli_option_row *row) {
+    return row->bit == CLI_PROCESSES ? "-n" : row->bit == CLI_DELAY ? "-d" : NULL;
+}
+
 /* The value that an option takes, "" for none, NULL: there is no such option. value: TOKEN_BYTES,
  * where it is copied to if need be. word has no '='. */
 static const char *value_of(const struct line *line, const char *word, char *value) {
@@ -116,8 +121,8 @@ static const char *value_of(const struct line *line, const char *word, char *val
     const struct cli_option_row *rows = cli_option_rows(&count);
     char option[TOKEN_BYTES];
     for (size_t i = 0; i < count; i++) {
-        bool letter = (rows[i].bit == CLI_PROCESSES && !strcmp(word, "-n")) ||
-                      (rows[i].bit == CLI_DELAY && !strcmp(word, "-d"));
+        const char *short_one = letter_of(&rows[i]);
+        bool letter = short_one && !strcmp(word, short_one);
         bool same = !strncmp(word, "--", 2) && !strcmp(word + 2, rows[i].name);
         if (line->command->options & rows[i].bit && (letter || same))
             return rows[i].value ? rows[i].value : "";
@@ -136,8 +141,11 @@ static void tell_options(const struct line *line) {
     size_t known = 0;
     for (size_t i = 0; i < count; i++) {
         snprintf(option, sizeof option, "--%s", rows[i].name);
-        if (line->command->options & rows[i].bit)
+        if (line->command->options & rows[i].bit) {
             completion_tell(line->current, option, rows[i].help);
+            if (letter_of(&rows[i]))
+                completion_tell(line->current, letter_of(&rows[i]), rows[i].help);
+        }
     }
     for (const char *at = line->help; at && next_option(line, &at, option, value);) {
         bool again = known == TOKENS_MAX || !option[2];
@@ -168,12 +176,14 @@ static void tell_kind(const struct line *line, const char *kind, const char *lea
     } else if (!strcmp(kind, "DEVICE")) {
         completion_devices(lead, begin);
     } else if (!strncmp(kind, "FILE", 4) || !strcmp(kind, "PATH") || !strcmp(kind, "FOLDER") ||
-               !strcmp(kind, "PROGRAM") || (!strcmp(kind, "ARGUMENTS") && !raw)) {
+               (!strcmp(kind, "ARGUMENTS") && !raw)) {
         completion_tell_files();
+    } else if (!strcmp(kind, "PROGRAM")) {
+        completion_tell_programs();
     } else if (!strcmp(line->command->name, "limit") && !strcmp(kind, "NAME")) {
         completion_limits(lead, begin);
     } else if (!raw && (!strcmp(kind, "NAME") || !strcmp(kind, "PREFIX"))) {
-        completion_names(lead, begin, line->name_space);
+        completion_names(lead, begin, line->name_space, !line->options_end && !line->pending);
     }
 }
 

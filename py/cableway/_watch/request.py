@@ -2,7 +2,7 @@
 
 Everything here is of anybody: whoever can reach the port, and every web page that the user's browser has open. So:
     - only GET and HEAD, only four paths, no body, nothing is changed by any request;
-    - the Host header must be an address or a name of this machine. A page of another site can make its own name point here (DNS
+    - the Host header must be an IP address (any), or a name of this machine. A page of another site can make its own name point here (DNS
       rebinding), and could then read; the name that it has to send gives it away;
     - no CORS header: another site's page cannot read an answer. What a page of ours may do, its Content-Security-Policy says: run
       the one script and the one style sheet that are in it, and ask this server. The script writes text, never HTML.
@@ -22,7 +22,7 @@ from io import BytesIO
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["OPENMETRICS", "PAGE", "Request", "is_host_known", "text_format"]
+__all__ = ["OPENMETRICS", "PAGE", "Request", "is_host_known", "prefers_openmetrics", "text_format"]
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,6 +59,32 @@ def is_host_known(host: str, names: frozenset[str]) -> bool:
     except ValueError:
         own = socket.gethostname().lower()
         return name in {"localhost", own, own.partition(".")[0], *names}
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Whether an Accept header likes OpenMetrics at least as well as the older text format; both have to be named for less.
+
+    >>> prefers_openmetrics("application/openmetrics-text;version=1.0.0;q=0.5, text/plain;q=0.3, */*;q=0.1")
+    True
+    >>> prefers_openmetrics("application/openmetrics-text;q=0"), prefers_openmetrics("*/*")
+    (False, False)
+    """
+    likes = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (word.strip() for word in part.split(";"))
+        if kind in likes:
+            likes[kind] = max(likes[kind], _quality(parameters))
+    openmetrics, text = likes.values()
+    return openmetrics > 0 and openmetrics >= text
+
+
+def _quality(parameters: list[str]) -> float:
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            digits = value.strip()
+            return float(digits) if re.fullmatch(r"[01](\.[0-9]{0,3})?", digits) else 0.0
+    return 1.0
 
 
 def text_format(metrics: bytes) -> bytes:
@@ -114,8 +140,12 @@ class Request(BaseHTTPRequestHandler):
 
     @property
     def resource(self) -> str:
-        """The path, without a query."""
-        return self.path.partition("?")[0]
+        """The path, without a query. A proxy's request names the whole address."""
+        path = self.path
+        if path[:7].lower() == "http://":
+            _, slash, rest = path[7:].partition("/")
+            path = slash + rest if slash else "/"
+        return path.partition("?")[0]
 
     def mistake(self, hosts: frozenset[str]) -> tuple[HTTPStatus, str] | None:
         """What is wrong with a request that is well formed, as http.server sees it."""
@@ -129,7 +159,7 @@ class Request(BaseHTTPRequestHandler):
         if sent and not is_host_known(sent[0].strip(), hosts):
             return (
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"the Host header says {sent[0].strip()[:200]!r}, which is neither an address nor a name of this machine; "
+                f"the Host header says {sent[0].strip()[:200]!r}, which is neither an IP address nor a name of this machine; "
                 "`cableway exporter --host NAME` allows another name",
             )
         if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
@@ -156,7 +186,7 @@ class Request(BaseHTTPRequestHandler):
 
     def reply_metrics(self, text: bytes) -> None:
         """Answers with figures, in the format that the scraper reads."""
-        if "application/openmetrics-text" in self.headers.get("Accept", ""):
+        if prefers_openmetrics(", ".join(self.headers.get_all("Accept", []))):
             self.reply(HTTPStatus.OK, OPENMETRICS, text)
         else:
             self.reply(HTTPStatus.OK, _TEXT_FORMAT, text_format(text))

@@ -59,8 +59,9 @@ def test_the_options_are_those_that_the_help_of_the_command_lists(command: str) 
     listed = re.findall(r"(?m)^  (--[a-z][a-z-]*)", told)
     if "--help" not in listed:
         listed.append("--help")
-    assert sorted(offered("cableway", command, "-")) == sorted(listed)
-    assert all(option.startswith("--") for option in listed)
+    letters = {f"-{letter}" for letter in re.findall(r", also -([a-z]) ", told)}
+    assert sorted(offered("cableway", command, "-")) == sorted([*listed, *letters])
+    assert letters == {"run": {"-n"}, "top": {"-d"}}.get(command, set())
 
 
 def test_the_broker_itself_has_its_options() -> None:
@@ -88,9 +89,11 @@ def test_devices_are_those_that_are_there() -> None:
 
 
 def test_files_are_left_to_the_shell() -> None:
-    for words in (("put", "x"), ("get", "x"), ("load", "x"), ("run",), ("run", "-n", "2"), ("run", "p.py"), ("broker", "--config")):  # fmt: skip
+    for words in (("put", "x"), ("get", "x"), ("load", "x"), ("run", "p.py"), ("broker", "--config")):  # fmt: skip
         assert offered("cableway", *words, "") == [""], words
     assert offered("cableway", "run", "p.py", "--") == [""]  # the program's own
+    for words in (("run",), ("run", "-n", "2")):
+        assert run("completion", "candidates", "cableway", *words, "").stdout == "\tprograms\n"
     assert offered("cableway", "run", "-n", "") == offered("cableway", "top", "-d", "") == []
 
 
@@ -122,6 +125,23 @@ def test_of_many_names_the_next_part_is_offered() -> None:
     assert offered("cableway", "ls", "") == ["many/", "one"]
     assert offered("cableway", "ls", "many/14") == [f"many/{i}/x" for i in range(140, 150)]
     assert len(offered("cableway", "ls", "many/")) == 150
+
+
+def test_of_more_names_than_fit_all_their_beginnings_are_offered() -> None:
+    x = cw.put("a", [1])
+    for i in range(1100):
+        cw.put(f"many{i:04}", x)
+    assert offered("cableway", "ls", "") == ["a", *(f"many{i:03}" for i in range(110))]
+    assert offered("cableway", "ls", "many01") == [f"many{i:04}" for i in range(100, 200)]
+
+
+def test_a_name_that_would_be_an_option_is_offered_behind_the_dashes_alone() -> None:
+    x = cw.put("-dash", [1])
+    cw.put("--help", x)
+    cw.put("plain", x)
+    assert offered("cableway", "rm", "") == ["plain"]
+    assert offered("cableway", "rm", "--", "") == ["--help", "-dash", "plain"]
+    assert offered("cableway", "rm", "--", "-") == ["--help", "-dash"]
 
 
 def test_what_a_terminal_must_not_see_is_not_offered() -> None:
@@ -227,9 +247,8 @@ def completed(terminal: Terminal, typed: str, *shown: str) -> None:
 @pytest.mark.parametrize("name", SHELLS)
 def test_a_shell_completes_what_is_typed(name: str) -> None:
     x = cw.put("train/x", [1])
-    for taken in ("weights/cuda:0", "a/b c", "a/b d"):
+    for taken in ("weights/cuda:0", "a/b cat", "a/b d"):
         cw.put(taken, x)
-    space = "cableway rm a/b\\ "
     with shell(name) as terminal:
         completed(terminal, "cableway stat\t", "$ cableway stat", "status")
         completed(terminal, "cableway top --on", "cableway top --once")
@@ -238,9 +257,59 @@ def test_a_shell_completes_what_is_typed(name: str) -> None:
         completed(terminal, "cableway limit set max_nam", "cableway limit set max_names")
         completed(terminal, "cableway cp a b --device=c", "cableway cp a b --device=cpu")
         completed(terminal, "cablewayd --idl", "cablewayd --idle-exit")
-        completed(terminal, "cableway rm a/b\\ c", f"{space}c")
+        completed(terminal, "cableway rm a/b\\ c", "cableway rm a/b\\ cat")
         completed(terminal, "cd /; cableway rm tra", "cableway rm train/x")
         completed(terminal, f"cableway put new {tidy_beginning()}", str(Path(__file__).resolve()))
+
+
+QUOTED = {
+    "cableway stat 'a b": "cableway stat 'a b/c d'",
+    'cableway stat "a b': 'cableway stat "a b/c d"',
+    "cableway stat a\\ b": "cableway stat a\\ b/c\\ d",
+    'cableway rm "sp': 'cableway rm "sp/\\`tick and \\"two\\""',
+    "cableway rm 'sp": "cableway rm 'sp/`tick and \"two\"'",
+    "cableway rm \"a'b": 'cableway rm "a\'b/$H"'.replace("$", "\\$"),
+    "cableway rm o\\'c": "cableway rm o\\'clock",
+    "cableway rm bob": "cableway rm bob@host/",
+    "cableway rm bob@host/a": "cableway rm bob@host/apple",
+    "cableway rm 'bob@host/b": "cableway rm 'bob@host/b:1=2'",
+    "cableway rm bob@host/b:1": "cableway rm bob@host/b:1=2",
+    "cableway rm x'y z'\"w\" 'a b": "'a b/c d'",
+}
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_what_is_quoted_becomes_the_name_and_nothing_that_was_typed_goes(name: str) -> None:
+    x = cw.put("a b/c d", [1])
+    for taken in ('sp/`tick and "two"', "a'b/$H", "o'clock", "bob@host/apple", "bob@host/b:1=2"):
+        cw.put(taken, x)
+    with shell(name) as terminal:
+        for typed, line in QUOTED.items():
+            completed(terminal, typed, line)
+        terminal.type("cableway rm bob\t\t\t")
+        terminal.shows("cableway rm bob@host/")
+        terminal.type("\x15\x0bcableway rm a\\'\t")
+        terminal.shows("cableway rm a\\'")
+
+
+def test_a_quote_in_the_name_is_closed_and_opened_again_by_bash() -> None:
+    x = cw.put("it's", [1])
+    cw.put("now!here", x)
+    with shell("bash") as terminal:
+        completed(terminal, "cableway rm 'it", "cableway rm 'it'\\''s'")
+        completed(terminal, 'cableway rm "now', 'cableway rm "now"\'!\'"here"')
+        terminal.type("cableway stat 'it\t\n")
+        terminal.shows("it's\n")
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_run_finds_a_program_of_the_path(name: str, tmp_path: Path) -> None:
+    program = tmp_path / "a-program-of-the-path"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    with shell(name) as terminal:
+        terminal.type(f"PATH={tmp_path}:$PATH\n")
+        completed(terminal, "cableway run -n 2 a-progr", f"cableway run -n 2 {program.name}")
 
 
 def tidy_beginning() -> str:

@@ -59,6 +59,9 @@ def test_every_variable_that_the_sources_read_is_known() -> None:
         ("CABLEWAY_MAX_CLIENT", "CABLEWAY_MAX_CLIENTS"),
         ("CABLEWAY_NAME_SPACE", "CABLEWAY_NAMESPACE"),
         ("CABLEWAY_DIRR", "CABLEWAY_DIR"),
+        ("CABLEWAY_TRACEE", "CABLEWAY_TRACE"),
+        ("CABLEWAY_TRAC", "CABLEWAY_TRACE"),
+        ("CABLEWAY_GROPU", "CABLEWAY_GROUP"),
         ("CABLEWAY_MAX-BYTES", "CABLEWAY_MAX_BYTES"),
     ],
 )
@@ -94,4 +97,4 @@ def test_names_of_others_are_no_fault(tmp_path: Path) -> None:
         stop_broker(tmp_path)
 
 
-MISSPELT = {"CABLEWAY_MAX_BYTE", "CABLEWAY_MAX_CLIENT", "CABLEWAY_NAME_SPACE", "CABLEWAY_DIRR"}
+MISSPELT = {"CABLEWAY_MAX_BYTE", "CABLEWAY_MAX_CLIENT", "CABLEWAY_NAME_SPACE", "CABLEWAY_DIRR", "CABLEWAY_TRACEE", "CABLEWAY_TRAC", "CABLEWAY_GROPU"}  # fmt: skip

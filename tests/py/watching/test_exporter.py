@@ -27,6 +27,7 @@ import cableway as cw
 from cableway._watch import neighbours, state
 from cableway._watch.cached import CachedCommand, CommandFailed
 from cableway._watch.request import is_host_known
+from cableway.exporter import main
 
 SCRAPER = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3"
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\""
@@ -61,7 +62,12 @@ def test_metrics_are_those_of_the_command(exporter: Exporter) -> None:
 
 
 def test_a_scraper_of_the_older_format_is_told_that_it_is_that(exporter: Exporter) -> None:
-    for accept in ("*/*", "text/plain"):
+    for accept in (
+        "*/*",
+        "text/plain",
+        "application/openmetrics-text;q=0",
+        "application/openmetrics-text; version=1.0.0; q=0.3, text/plain;q=0.5",
+    ):
         status, headers, body = exporter.ask("/metrics", Accept=accept)
         assert (status, headers["Content-Type"]) == (
             200,
@@ -239,8 +245,24 @@ def test_a_host_header_must_be_a_name_of_this_machine(exporter: Exporter) -> Non
         "a@localhost.b",
     ):
         status, _, body = exporter.ask("/state", Host=host)
-        assert (status, b"neither an address nor a name" in body) == (421, True), host
+        assert (status, b"neither an IP address nor a name" in body) == (421, True), host
     assert is_host_known("Grafana:80", frozenset({"grafana"}))
+
+
+def test_a_request_may_name_the_whole_address(exporter: Exporter) -> None:
+    whole = f"http://127.0.0.1:{exporter.port}"
+    assert exporter.ask(f"{whole}/metrics?x=1")[2].startswith(b"# TYPE cableway_up")
+    assert exporter.ask("HTTP://localhost/metrics", Accept=SCRAPER)[0] == 200
+    assert exporter.ask(whole)[1]["Content-Type"].startswith("text/html")
+    assert exporter.ask(f"{whole}/other")[0] == exporter.ask("ftp://127.0.0.1/metrics")[0] == 404
+    assert exporter.ask(f"{whole}/metrics", Host="evil.example")[0] == 421
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:80", "http://a", "-a", "a" * 254])
+def test_a_host_that_is_no_name_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([f"--host={name}"])
+    assert ended.value.code == 2 and "a host name has" in capsys.readouterr().err
 
 
 def test_the_kernel_tells_whose_the_other_end_is() -> None:

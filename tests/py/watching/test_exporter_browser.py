@@ -232,7 +232,7 @@ def test_a_page_of_another_site_can_neither_read_nor_frame_it(
 def test_a_name_that_was_pointed_here_is_not_answered(exporter: Exporter) -> None:
     with Browser(1280, 900, False, "--host-resolver-rules=MAP evil.example 127.0.0.1") as page:
         page.open(f"http://evil.example:{exporter.port}/")
-        assert "neither an address nor a name of this machine" in page.value(
+        assert "neither an IP address nor a name of this machine" in page.value(
             "document.body.innerText"
         )
         page.open(f"http://localhost:{exporter.port}/")

@@ -139,6 +139,7 @@ static void tell_options(const struct line *line) {
     const struct cli_option_row *rows = cli_option_rows(&count);
     char option[TOKEN_BYTES], value[TOKEN_BYTES], seen[TOKENS_MAX][TOKEN_BYTES];
     size_t known = 0;
+    bool help = false;
     for (size_t i = 0; i < count; i++) {
         snprintf(option, sizeof option, "--%s", rows[i].name);
         if (line->command->options & rows[i].bit) {
@@ -154,9 +155,10 @@ static void tell_options(const struct line *line) {
         if (again)
             continue;
         strcpy(seen[known++], option);
+        help |= !strcmp(option, "--help");
         completion_tell(line->current, option, NULL);
     }
-    if (!line->help || !strstr(line->help, "--help"))
+    if (!help)
         completion_tell(line->current, "--help", DESCRIPTION_HELP);
 }
 

@@ -125,7 +125,7 @@ static void add_row(struct top *top, const struct top_array *array) {
     if (slab)
         cells[HOLDERS].number = hold_of(slab, entry->block)->holders;
     cells[AGE].number = output_age_seconds(entry->created_ns);
-    cells[KEEP].number = (entry->flags & CW_ENTRY_KEEP) != 0;
+    cells[KEEP].number = entry->flags & CW_ENTRY_KEEP ? 1 : entry->flags & CW_ENTRY_TIED ? -1 : 0;
 }
 
 void top_add_arrays(struct top *top) {

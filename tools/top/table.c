@@ -147,8 +147,8 @@ char *top_cell_text(const struct top_column *column, const struct top_cell *cell
     case TOP_SHARE:
         snprintf(text, TOP_CELL_BYTES, "%.0f %%", 100 * number);
         break;
-    case TOP_YES_NO:
-        strcpy(text, number != 0 ? "yes" : "no");
+    case TOP_KEEP:
+        strcpy(text, number > 0 ? "yes" : number < 0 ? "tied" : "no");
         break;
     }
     return text;
@@ -226,8 +226,8 @@ static json_t *cell_json(const struct top_column *column, const struct top_cell 
     case TOP_COUNT:
     case TOP_BYTES:
         return json_integer((json_int_t)cell->number);
-    case TOP_YES_NO:
-        return json_boolean(cell->number != 0);
+    case TOP_KEEP:
+        return json_boolean(cell->number > 0);
     default:
         return json_real(cell->number);
     }

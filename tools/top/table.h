@@ -21,7 +21,7 @@ enum top_kind {
     TOP_RATE,       /* a second */
     TOP_BYTES_RATE, /* bytes a second */
     TOP_SHARE,      /* 1: all of it */
-    TOP_YES_NO,
+    TOP_KEEP,       /* 1: yes, 0: no, -1: tied; true or false as JSON */
 };
 
 struct top_column {
@@ -78,7 +78,7 @@ static inline bool top_column_is_text(const struct top_column *column) {
 }
 /* Is it to stand at the right? */
 static inline bool top_column_right(const struct top_column *column) {
-    return !top_column_is_text(column) && column->kind != TOP_YES_NO;
+    return !top_column_is_text(column) && column->kind != TOP_KEEP;
 }
 
 /* The table's rows in which the filter stands (in a text or a count, upper and lower case alike; ""

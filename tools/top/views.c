@@ -41,7 +41,7 @@ const struct top_view top_views[TOP_VIEWS] = {
                      {"owner_command", "COMMAND", TOP_TEXT, 7},
                      {"holders", "HOLDERS", TOP_COUNT, 1},
                      {"age_seconds", "AGE", TOP_SECONDS, 3},
-                     {"keep", "KEEP", TOP_YES_NO, 8}}},
+                     {"keep", "KEEP", TOP_KEEP, 8}}},
     [TOP_POOLS] = {"pools",
                    "pools",
                    "no client has a Pool",

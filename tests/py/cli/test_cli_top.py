@@ -41,6 +41,17 @@ def named(found: Any, name: str) -> Any:
     return row
 
 
+def test_a_name_says_whether_it_is_kept_or_tied() -> None:
+    x = cw.put("top/plain", [1])
+    cw.put("top/tied", x, tied=True)
+    cw.put("top/kept", x, keep=True)
+    lines = run("top", "--once").stdout.splitlines()
+    words = [line.split() for line in lines if " top/" in line]
+    shown = {row[1]: row[-1] for row in words if row[1].startswith("top/")}
+    assert shown == {"top/plain": "no", "top/tied": "tied", "top/kept": "yes"}
+    assert named(top(), "top/tied")["keep"] is False
+
+
 def test_arrays_are_those_of_ls() -> None:
     kept = [cw.put("top/kept", np.ones((3, 4), "f4"), keep=True), cw.put("top/bytes", b"abc")]
     cw.put("top/tree", {"a": np.ones(4), "b": np.ones(5)}, keep=True).close()

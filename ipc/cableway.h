@@ -1412,8 +1412,9 @@ uint64_t cw_pool_bytes(uint32_t workers, uint32_t cells, uint32_t groups);
 int cw_task_write(const cw_task *task, const void *data, uint32_t size_bytes);
 /*
  * Memory for a pool that no broker knows: a memfd of at least so many bytes, zeroed but for a
- * number that cw_pool_new() reads, allocated in full, its size sealed. It goes with the last process that has it open or mapped. The caller maps
- * and closes *out_fd. -EINVAL (0 bytes), -EDQUOT (the limit is named).
+ * number that cw_pool_new() reads, allocated in full, its size sealed. It goes with the last
+ * process that has it open or mapped. The caller maps and closes *out_fd. -EINVAL (0 bytes),
+ * -EDQUOT (the limit is named).
  */
 int cw_pool_allocate(uint64_t memory_bytes, int *out_fd);
 /*

@@ -64,7 +64,8 @@ class Status:
 
     def _headline(self) -> str:
         if self.broker is None:
-            return "no broker runs"
+            several = " (memory that several processes have is counted for each)"
+            return "no broker runs" + (several if self.devices else "")
         return f"broker {self.broker['pid']} {self.broker['state']}, up {_span(self.broker['uptime_seconds'])}"
 
     def _counts(self) -> str:

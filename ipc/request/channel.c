@@ -42,8 +42,7 @@ void cw_channel_init(cw_client *client) {
 /* Rings the broker's doorbell. A full counter rings too. */
 static void ring_doorbell(cw_client *client) {
     uint64_t one = 1;
-    ssize_t count;
-    while ((count = write(client->doorbell, &one, sizeof one)) < 0 && errno == EINTR)
+    while (write(client->doorbell, &one, sizeof one) < 0 && errno == EINTR)
         ;
 }
 

@@ -106,7 +106,7 @@ static struct cw_monitor_error *row_with(const char *words) {
 
 static void holds_nobody_up(void) {
     pid_t pid = flooder(FLOOD);
-    assert_true(longest_ping_ns(pid) < PING_MOST_S * 1000000000ll);
+    assert_true(longest_ping_ns(pid) < PING_MOST_S * 1000000000LL);
     struct cw_monitor_error *row = row_with("dropped client");
     assert_non_null(row);
     assert_int_equal(CW_LOAD(M1, &row->count, relaxed), FLOOD);

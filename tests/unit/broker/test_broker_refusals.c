@@ -19,7 +19,7 @@
 #define SLAB_BYTES (1u << 20)
 #define AT_ONCE    ((unsigned)CWD_REFUSALS_AT_ONCE)
 #define BEYOND     100u /* refusals that are paid for with time */
-#define SECOND_NS  1000000000ll
+#define SECOND_NS  1000000000LL
 
 static struct raw_mail mail;
 static struct raw_broker broker;

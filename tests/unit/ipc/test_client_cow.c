@@ -55,7 +55,7 @@ static void small_arrays_beside_each_other_stay_apart(void **state) {
         assert_true(bytes_are(views[i], 1000 + i, i));
     }
     for (int i = 0; i < 8; i++)
-        memset(cw_array_data(views[i]), 100 + i, (size_t)(1000 + i));
+        memset(cw_array_data(views[i]), 100 + i, 1000u + (unsigned)i);
     for (int i = 0; i < 8; i++) {
         assert_true(bytes_are(arrays[i], 1000 + i, i));
         assert_true(bytes_are(views[i], 1000 + i, 100 + i));

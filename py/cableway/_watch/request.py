@@ -141,27 +141,32 @@ class Request(BaseHTTPRequestHandler):
     @property
     def resource(self) -> str:
         """The path, without a query. A proxy's request names the whole address."""
-        path = self.path
-        if path[:7].lower() == "http://":
-            _, slash, rest = path[7:].partition("/")
-            path = slash + rest if slash else "/"
-        return path.partition("?")[0]
+        return self._whole_address()[1].partition("?")[0]
+
+    def _whole_address(self) -> tuple[str, str]:
+        """The host that the request line names, "" where it names none, and the path."""
+        if self.path[:7].lower() != "http://":
+            return "", self.path
+        host, slash, rest = self.path[7:].partition("/")
+        return host, slash + rest if slash else "/"
 
     def mistake(self, hosts: frozenset[str]) -> tuple[HTTPStatus, str] | None:
         """What is wrong with a request that is well formed, as http.server sees it."""
         sent = self.headers.get_all("Host", [])
+        named, _ = self._whole_address()
         if self.command not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"
         if self.request_version not in ("HTTP/1.0", "HTTP/1.1"):
             return HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, "only HTTP/1.0 and HTTP/1.1"
         if len(sent) > 1 or (not sent and self.request_version == "HTTP/1.1"):
             return HTTPStatus.BAD_REQUEST, f"{len(sent)} Host headers instead of one"
-        if sent and not is_host_known(sent[0].strip(), hosts):
-            return (
-                HTTPStatus.MISDIRECTED_REQUEST,
-                f"the Host header says {sent[0].strip()[:200]!r}, which is neither an IP address nor a name of this machine; "
-                "`cableway exporter --host NAME` allows another name",
-            )
+        for host in (*(one.strip() for one in sent), *([named] if named else [])):
+            if not is_host_known(host, hosts):
+                return (
+                    HTTPStatus.MISDIRECTED_REQUEST,
+                    f"the request's host is {host[:200]!r}, which is neither an IP address nor a name of this machine; "
+                    "`cableway exporter --host NAME` allows another name",
+                )
         if "Transfer-Encoding" in self.headers or self.headers.get("Content-Length", "0") != "0":
             return HTTPStatus.BAD_REQUEST, "GET and HEAD have no body here"
         return None

@@ -55,7 +55,7 @@ def serves_others(exporter: Exporter) -> Iterator[None]:
         (b"GET /metrics/../state HTTP/1.0\r\n\r\n", 404),
         (b"GET /%2e%2e/%2e%2e/etc/passwd HTTP/1.0\r\n\r\n", 404),
         (b"GET //metrics HTTP/1.0\r\n\r\n", 200),  # http.server makes one slash of them
-        (b"GET http://evil.example/state HTTP/1.0\r\n\r\n", 404),
+        (b"GET http://evil.example/state HTTP/1.0\r\n\r\n", 421),
         (b"GET \x00\xff HTTP/1.0\r\n\r\n", 404),
         (b"POST /metrics HTTP/1.0\r\nContent-Length: 3\r\n\r\nabc", 405),
         (b"OPTIONS / HTTP/1.0\r\nOrigin: http://evil.example\r\n\r\n", 405),

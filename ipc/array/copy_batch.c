@@ -28,7 +28,6 @@
 
 struct range { /* for N3 */
     uintptr_t begin, end;
-    bool target;
     uint64_t pair;
 };
 
@@ -42,6 +41,7 @@ struct batch {
     CUdeviceptr *to, *from;
     size_t *sizes;
     size_t listed;
+    const cw_array *last_to, *last_from; /* of the last pair that was listed */
     uint64_t same_bytes, peer_bytes;
 };
 
@@ -70,27 +70,40 @@ static int by_begin(const void *a, const void *b) {
     return x->begin < y->begin ? -1 : x->begin > y->begin;
 }
 
+/* Parts of one array mostly come in order. */
+static void put_in_order(struct range *ranges, uint64_t count) {
+    for (uint64_t i = 1; i < count; i++)
+        if (ranges[i].begin < ranges[i - 1].begin) {
+            qsort(ranges, count, sizeof *ranges, by_begin);
+            return;
+        }
+}
+
 /* In the order of their begins: who begins before the furthest end of another kind overlaps. */
-static int check_overlap(struct range *ranges, uint64_t count) {
-    const struct range *target = NULL, *any = NULL; /* that reach furthest */
-    qsort(ranges, count, sizeof *ranges, by_begin);
-    for (uint64_t i = 0; i < count; i++) {
-        const struct range *at = &ranges[i], *other = at->target ? any : target;
+static int check_overlap(struct range *targets, struct range *sources, uint64_t count) {
+    const struct range *target = NULL, *source = NULL; /* that reach furthest */
+    put_in_order(targets, count);
+    put_in_order(sources, count);
+    for (uint64_t t = 0, s = 0; t < count || s < count;) {
+        bool of_target = s == count || (t < count && targets[t].begin < sources[s].begin);
+        const struct range *at = of_target ? &targets[t++] : &sources[s++], *other = target;
+        if (of_target && source && (!other || source->end > other->end))
+            other = source;
         if (other && at->begin < other->end)
             return cw_fail(-EINVAL,
                            "the pairs %llu and %llu overlap: copies of one call run in any order, "
                            "so no target may be another's target or source",
                            (unsigned long long)other->pair, (unsigned long long)at->pair);
-        if (!any || at->end > any->end)
-            any = at;
-        if (at->target && (!target || at->end > target->end))
-            target = at;
+        const struct range **furthest = of_target ? &target : &source;
+        if (!*furthest || at->end > (*furthest)->end)
+            *furthest = at;
     }
     return 0;
 }
 
 static int check_pairs(const cw_pair *pairs, uint64_t count, struct range *ranges) {
     const cw_client *client = pairs[0].target->client;
+    struct range *targets = ranges, *sources = ranges + count;
     uint64_t used = 0;
     for (uint64_t i = 0; i < count; i++) {
         const cw_pair *pair = &pairs[i];
@@ -108,10 +121,10 @@ static int check_pairs(const cw_pair *pairs, uint64_t count, struct range *range
             continue;
         uintptr_t to = (uintptr_t)pair->target->bytes + pair->target_bytes;
         uintptr_t from = (uintptr_t)pair->source->bytes + pair->source_bytes;
-        ranges[used++] = (struct range){to, to + pair->size_bytes, true, i};
-        ranges[used++] = (struct range){from, from + pair->size_bytes, false, i};
+        targets[used] = (struct range){to, to + pair->size_bytes, i};
+        sources[used++] = (struct range){from, from + pair->size_bytes, i};
     }
-    return check_overlap(ranges, used);
+    return check_overlap(targets, sources, used);
 }
 
 static int check(const cw_pair *pairs, uint64_t count) {
@@ -167,31 +180,44 @@ static int begin(const struct batch *b, cw_work **work) {
     if (!uses)
         return cw_fail(-EDQUOT, "no memory to keep track of %llu copies",
                        (unsigned long long)b->count);
+    uint32_t used = 0;
     for (uint64_t i = 0; i < b->count; i++) {
-        uses[2 * i] = (cw_use){.array = b->pairs[i].source};
-        uses[2 * i + 1] = (cw_use){.array = b->pairs[i].target, .writing = 1};
+        const cw_pair *pair = &b->pairs[i], *last = i ? pair - 1 : NULL;
+        if (!last || pair->source != last->source)
+            uses[used++] = (cw_use){.array = pair->source};
+        if (!last || pair->target != last->target)
+            uses[used++] = (cw_use){.array = pair->target, .writing = 1};
     }
-    int code = cw_work_begin(uses, (uint32_t)(2 * b->count), b->stream, -1, work);
+    int code = cw_work_begin(uses, used, b->stream, -1, work);
     free(uses);
     return code;
 }
 
 /* ---- bytes ---- */
 
-/* Both on GPUs, in memory that the stream's GPU reaches: one of many in one call. */
-static bool list(struct batch *b, const cw_pair *pair) {
+/* Whether both lie on GPUs, in memory that the stream's GPU reaches. */
+static bool reaches_both(const struct batch *b, const cw_pair *pair) {
     struct cw_slab *to = pair->target->home_slab, *from = pair->source->home_slab;
     enum cw_wish wish = CW_WISH_NONE;
     if (to->device != from->device && (cw_route_wish(&wish) != 0 || wish != CW_WISH_NONE))
         return false;
-    if (to->device_kind != CW_DEVICE_CUDA || from->device_kind != CW_DEVICE_CUDA ||
-        cw_cuda_admit(b->gpu, cw_array_gpu_mapping(pair->target)) != 0 ||
-        cw_cuda_admit(b->gpu, cw_array_gpu_mapping(pair->source)) != 0)
+    return to->device_kind == CW_DEVICE_CUDA && from->device_kind == CW_DEVICE_CUDA &&
+           cw_cuda_admit(b->gpu, cw_array_gpu_mapping(pair->target)) == 0 &&
+           cw_cuda_admit(b->gpu, cw_array_gpu_mapping(pair->source)) == 0;
+}
+
+/* One of many in one call, if it can be. All are pinned, so that what held for the last pair's
+ * arrays does. */
+static bool list(struct batch *b, const cw_pair *pair) {
+    if ((pair->target != b->last_to || pair->source != b->last_from) && !reaches_both(b, pair))
         return false;
+    b->last_to = pair->target;
+    b->last_from = pair->source;
     b->to[b->listed] = (CUdeviceptr)(uintptr_t)pair->target->bytes + pair->target_bytes;
     b->from[b->listed] = (CUdeviceptr)(uintptr_t)pair->source->bytes + pair->source_bytes;
     b->sizes[b->listed++] = pair->size_bytes;
-    *(to->device == from->device ? &b->same_bytes : &b->peer_bytes) += pair->size_bytes;
+    bool same = pair->target->home_slab->device == pair->source->home_slab->device;
+    *(same ? &b->same_bytes : &b->peer_bytes) += pair->size_bytes;
     return true;
 }
 

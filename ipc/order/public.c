@@ -82,7 +82,11 @@ static int by_block(const void *a, const void *b) {
 /* In the order of W1, each block once: who writes it and reads it, writes it. */
 static uint32_t put_in_order(cw_use *uses, uint32_t count) {
     uint32_t kept = 0;
-    qsort(uses, count, sizeof *uses, by_block);
+    for (uint32_t i = 1; i < count; i++)
+        if (by_block(&uses[i - 1], &uses[i]) > 0) {
+            qsort(uses, count, sizeof *uses, by_block);
+            break;
+        }
     for (uint32_t i = 0; i < count; i++) {
         cw_use *last = kept ? &uses[kept - 1] : NULL;
         if (last && by_block(last, &uses[i]) == 0) {

@@ -368,3 +368,33 @@ def test_many_copies_on_the_host():
     assert all(np.array_equal(w.numpy(), x) for w, x in zip(to, values, strict=True))
     with pytest.raises(ValueError, match="overlap"):
         cw.copy([(to[5], of[5]), (of[5], of[5])])
+
+
+def test_pairs_are_refused_just_where_they_overlap():
+    """Parts of one array at random, beside what comparing every target with every other part says."""
+    rng = np.random.default_rng(11)
+    memory, told = cw.zeros(100, "u1"), {True: 0, False: 0}
+    for _ in range(400):
+        pairs = []
+        for _ in range(rng.integers(1, 5)):
+            size, (to, of) = int(rng.integers(1, 8)), rng.integers(0, 92, 2).tolist()
+            pairs.append((range(to, to + size), range(of, of + size)))
+        meets = lambda one, other: max(one.start, other.start) < min(one.stop, other.stop)  # noqa: E731
+        overlap = any(
+            meets(to, of) or (i != j and meets(to, other))
+            for i, (to, _) in enumerate(pairs)
+            for j, (other, of) in enumerate(pairs)
+        )
+        told[overlap] += 1
+        values = rng.integers(0, 256, 100, "u1")
+        memory[:] = values
+        given = [tuple(memory[part.start : part.stop] for part in pair) for pair in pairs]
+        if overlap:
+            with pytest.raises(ValueError, match="overlap"):
+                cw.copy(given)
+        else:
+            cw.copy(given)
+            for to, of in pairs:
+                values[to.start : to.stop] = values[of.start : of.stop]
+        assert np.array_equal(memory.numpy(), values)
+    assert min(told.values()) > 50, told

@@ -116,6 +116,30 @@ def test_more_bytes_are_there_at_once() -> None:
     assert x.nbytes == 80
 
 
+NO_LARGE_FILES = """
+import resource, signal
+import cableway as cw
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))    # shared memory of more than this is an error
+try:
+    cw.empty(1 << 30, "u1")
+except cw.LimitExceeded as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["max_bytes", "max_client_bytes", "max_pid_bytes"])
+def test_memory_that_a_limit_refuses_is_never_made(name: str) -> None:
+    x = cw.put("limit/x", np.ones(10))
+    with limit(name, "64MiB"):
+        process = subprocess.run(
+            [sys.executable, "-c", NO_LARGE_FILES], capture_output=True, text=True, check=True
+        )
+    assert f"a slab of {1 << 30} bytes was asked for" in process.stdout
+    assert f"{name} allows {64 << 20}" in process.stdout
+    assert x.sum() == 10
+
+
 def test_who_comes_to_raise_a_limit_gets_in_where_nobody_else_does() -> None:
     x = cw.put("limit/x", np.ones(10))  # connected
     with limit("max_clients", 1):

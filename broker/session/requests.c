@@ -409,6 +409,7 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
         cw_ring_consume(&session->requests);
         return 1;
     }
+    session->heard_before_ns = session->heard_ns;
     session->heard_ns = b->now_ns;
     result.status = operation->serve(b, session, &request, &result);
     if (result.status == -EBADMSG) {

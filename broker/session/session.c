@@ -235,7 +235,8 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
             close_segment_fd(b, &session->more_tables[t - 1]);
         close_segment_fd(b, &session->segment);
         b->clients--;
-        b->admins -= session->is_admin;
+        if (session->admin)
+            b->admins[session->admin - 1]--;
         b->remote.sessions -= session->of_bridge;
         b->last_client_ns = b->now_ns;
     }

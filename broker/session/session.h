@@ -46,7 +46,7 @@ struct cwd_session {
     bool pid_dead, socket_ended, ended;
     bool leases_ended; /* its tables count no more */
     bool said_bye;
-    bool is_admin;  /* one of those who may connect beyond the limit (hello.c) */
+    uint8_t admin;  /* one of those who may connect beyond the limit: which (hello.c); 0: none */
     bool of_bridge; /* our bridge's: it has two (broker/bridge/local/broker_channel.h), and neither
                        is a user */
     int sock, pidfd, doorbell, bell; /* -1 where there is none; bell: our write end */

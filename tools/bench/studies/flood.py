@@ -34,7 +34,7 @@ FLOODS = ("puts", "names refused", "bytes refused", "clients refused")
 
 def flood_with(kind: str, x: cw.Array) -> Callable[[], None]:
     """One round of a flood."""
-    connect = [programs.path("cableway"), "ls"]
+    connect = [programs.path("cableway"), "stat", "flood/none"]
 
     def puts() -> None:
         cw.put("flood/mine", x)

@@ -92,7 +92,7 @@ struct cwd_broker {
     struct cwd_pace refused;  /* clients of each process (hello.c) */
     struct cwd_pace refusals; /* requests of each process (refusals.h) */
     int64_t resume_ns;        /* when a session that pauses is read again; INT64_MAX: none does */
-    uint32_t admins;          /* of these, who came to change a limit (hello.c) */
+    uint32_t admins[2];       /* of these, who came to change a limit, or to look (hello.c) */
     uint32_t connecting;      /* sessions that did not say HELLO yet */
     int64_t last_client_ns;
 

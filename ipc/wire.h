@@ -166,13 +166,15 @@ struct cw_slab_request { /* SLAB_OPEN, SLAB_CLOSE (slab); SLAB_ADOPT (the rest) 
     uint8_t device_uuid[16]; /* SLAB_ADOPT: of that device */
 };
 #define CW_ROOM_OPENED 1u /* no slab is wanted: only that opened pickles' transits end */
+#define CW_ROOM_CHECK  2u /* none is taken: would a slab of host memory be refused for a limit? */
 struct cw_room {          /* ROOM; the reply is the same struct */
     uint64_t size_bytes;  /* that are wanted; reply: that were taken back */
     uint64_t turn;        /* 0 at first, then as in the last reply */
     uint32_t next;        /* the same: where to go on; reply: 0: all slabs were looked at */
-    uint32_t slabs;       /* reply: so many were taken back (CW_ROOM_OPENED: have ended) */
+    uint32_t slabs;       /* reply: so many were taken back (CW_ROOM_OPENED: have ended);
+                           * CW_ROOM_CHECK: the slab's blocks */
     uint32_t unsettled; /* reply: 1: blocks that came free before the first ROOM wait for a look */
-    uint32_t what;      /* 0 or CW_ROOM_OPENED */
+    uint32_t what;      /* 0, CW_ROOM_OPENED or CW_ROOM_CHECK */
 };
 struct cw_segment_request { /* SEGMENT_OPEN body */
     uint32_t kind;          /* CW_SEGMENT_INDEX or CW_SEGMENT_RECORDS */

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 
 #include "shm/base/wait.h"
@@ -50,6 +51,8 @@ static const struct cli_option_row option_rows[] = {
 #define ANSWER_SECONDS      2.0
 #define ANSWER_NOTE_SECONDS 0.2
 #define ANSWER_NAP_NS       10000000
+#define BEYOND_WAIT_NS      5000000000 /* for a place that the broker keeps */
+#define BEYOND_NAP_NS       5000000
 
 const struct cli_option_row *cli_option_rows(size_t *count) {
     *count = OPTION_ROWS;
@@ -347,6 +350,22 @@ int cli_connect_to(const char *name_space, bool start, cw_client **out) {
     if (code)
         return code;
     return cli_result(cw_connect(NULL, name_space, start ? 0 : CW_CONNECT_NO_START, out));
+}
+
+int cli_connect_beyond(const char *as, const char *name_space, cw_client **out) {
+    const struct timespec pause = {.tv_nsec = BEYOND_NAP_NS};
+    int64_t end_ns = cw_now_ns() + BEYOND_WAIT_NS;
+    int result;
+    prctl(PR_SET_NAME, as); /* at once: a refusal would stand among the errors of `cableway log` */
+    while ((result = cw_connect(NULL, name_space, CW_CONNECT_NO_START, out)) == -EDQUOT &&
+           cw_now_ns() < end_ns)
+        nanosleep(&pause, NULL);
+    return result;
+}
+
+int cli_connect_admin(const char *name_space, cw_client **out) {
+    int code = cli_check_broker(false);
+    return code ? code : cli_result(cli_connect_beyond(CLI_AS_ADMIN, name_space, out));
 }
 
 int cli_open(cw_client *client, const char *name, cw_array **array, cw_tree **tree) {

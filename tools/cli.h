@@ -150,6 +150,16 @@ int cli_connect(const struct cli *cli, bool start, cw_client **out);
 /* The same with a namespace of its own (NULL: the environment's). */
 int cli_connect_to(const char *name_space, bool start, cw_client **out);
 
+/* Connects to a broker that answers, if there is one, also where max_clients is reached: the broker
+ * has places for who looks for what to do then (broker/session/hello.c). Where these are taken,
+ * too, it waits for one, 5 s at most. as: CLI_AS_ADMIN or CLI_AS_LIMIT; the caller is done within
+ * milliseconds, and waits for nobody while it is connected. 0 and *out, or a negative code. */
+#define CLI_AS_ADMIN "cableway-admin"
+#define CLI_AS_LIMIT "cableway-limit"
+int cli_connect_beyond(const char *as, const char *name_space, cw_client **out);
+/* cli_connect_to() by these places, as CLI_AS_ADMIN. */
+int cli_connect_admin(const char *name_space, cw_client **out);
+
 /* Is there a broker that answers, now or within 2 s? Its page tells, where connecting would time
  * out. start: none may run. CLI_OK, or the exit code after the error was printed. */
 int cli_check_broker(bool start);

@@ -60,27 +60,60 @@ static bool withdraw(struct cwd_slab *slab, uint32_t *looked) {
     return false;
 }
 
-void cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct cw_room *wish,
-                   struct cw_room *out) {
+/* So many bytes are over the limits of all clients together. */
+static uint64_t bytes_over(const struct cwd_broker *b, uint64_t size_bytes) {
+    uint64_t most = CWD_LIMIT(b, max_bytes), sum;
+    if (CWD_LIMIT(b, max_user_bytes) < most)
+        most = CWD_LIMIT(b, max_user_bytes);
+    if (__builtin_add_overflow(b->bytes, size_bytes, &sum))
+        sum = UINT64_MAX;
+    return sum > most ? sum - most : 0;
+}
+
+/* May what can be taken be enough? Says yes where that would take long to find out. */
+static bool helps(const struct cwd_broker *b, const struct cwd_session *asker, bool own_process,
+                  uint64_t size_bytes) {
+    uint64_t over_bytes = bytes_over(b, size_bytes), found_bytes = 0;
+    struct cwd_slab *slab, *next;
+    uint32_t looked = 0;
+    if (over_bytes == 0 || b->remote.replicas || b->transits_opened)
+        return true;
+    HASH_ITER(hh, b->slabs, slab, next) {
+        if (may_go(b, slab, asker, own_process) && all_free(slab, &looked))
+            found_bytes += slab->charge_bytes;
+        if (found_bytes >= over_bytes || looked >= LOOKS)
+            return true;
+    }
+    return false;
+}
+
+int cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct cw_room *wish,
+                  struct cw_room *out) {
     struct cwd_slab *slab, *next;
     uint32_t looked = 0;
     uint64_t used;
     if (wish->what == CW_ROOM_OPENED) {
         *out = (struct cw_room){.slabs = cwd_transits_end_opened(b)};
-        return;
+        return 0;
+    }
+    if (wish->what == CW_ROOM_CHECK) {
+        *out = (struct cw_room){.size_bytes = 0};
+        return cwd_slab_check(b, asker, wish->size_bytes, wish->slabs);
     }
     bool own_process = cwd_slab_share(b, asker, wish->size_bytes, &used) != CW_LIMIT_COUNT;
     *out = (struct cw_room){.turn = wish->turn ? wish->turn : b->turn};
     out->unsettled = cwd_reclaim_unsettled(b, out->turn);
     cwd_reclaim_mark_slabs(b, ++b->sweeps);
+    if (!helps(b, asker, own_process, wish->size_bytes))
+        return 0;
     HASH_ITER(hh, b->slabs, slab, next) {
         if (out->size_bytes >= wish->size_bytes)
-            return;
+            return 0;
         if (slab->id <= wish->next || !may_go(b, slab, asker, own_process))
             continue;
         if (looked >= LOOKS) {
             out->next = slab->id - 1;
-            return;
+            return 0;
         }
         uint64_t bytes = slab->charge_bytes;
         if (!withdraw(slab, &looked))
@@ -95,4 +128,5 @@ void cwd_room_make(struct cwd_broker *b, struct cwd_session *asker, const struct
         out->turn = b->turn; /* their blocks are to be looked at */
         out->unsettled = 1;
     }
+    return 0;
 }

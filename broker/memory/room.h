@@ -17,6 +17,10 @@
  * here cannot. The bridge has no lease on a replica with a name. It finds that the replica is gone
  * when it is next asked for it (broker/bridge/fetch/replica.c).
  *
+ * Who asks for more than there can be is refused at once: a process that does so again and again
+ * would else take from all others what they keep. And a client asks (CW_ROOM_CHECK) before it makes
+ * a large slab, which takes milliseconds and the machine's memory, only to be refused.
+ *
  * Owner: the loop's thread; there is no state between two requests. Only whole slabs are taken: a
  * large array has a slab of its own, and small ones share slabs of at most 64 MiB. GPU memory is
  * not free before all its mappings end, and imported memory is not ours: neither is taken.
@@ -29,9 +33,9 @@
 struct cwd_broker;
 struct cwd_session;
 
-/* Takes back what is wanted, as far as there is so much; looks at some slabs a call and says where
- * to go on. */
-void cwd_room_make(struct cwd_broker *broker, struct cwd_session *asker, const struct cw_room *wish,
-                   struct cw_room *out);
+/* Takes back what is wanted, as far as there is so much, or nothing where that is not enough for a
+ * limit; looks at some slabs a call and says where to go on. CW_ROOM_CHECK: -EDQUOT, -EINVAL. */
+int cwd_room_make(struct cwd_broker *broker, struct cwd_session *asker, const struct cw_room *wish,
+                  struct cw_room *out);
 
 #endif

@@ -145,6 +145,14 @@ static uint32_t next_id(struct cwd_broker *b) {
     return b->next_slab;
 }
 
+int cwd_slab_check(struct cwd_broker *b, struct cwd_session *owner, uint64_t size_bytes,
+                   uint32_t blocks) {
+    struct cw_slab_info info = {
+        .device_kind = CW_DEVICE_HOST, .size_bytes = size_bytes, .blocks = blocks};
+    int code = check_numbers(&info);
+    return code ? code : cwd_slab_limits_new(b, owner, &info);
+}
+
 int cwd_slab_add(struct cwd_broker *b, struct cwd_session *owner, const struct cw_slab_info *info,
                  const int fds[2], struct cw_slab_info *out) {
     struct cw_segment table = {.fd = -1};

@@ -48,6 +48,9 @@ struct cwd_slab {
 
 struct cwd_slab *cwd_slab_find(struct cwd_broker *broker, uint32_t id);
 
+/* Would cwd_slab_add() refuse a slab of host memory for a limit? 0, or what it would return. */
+int cwd_slab_check(struct cwd_broker *broker, struct cwd_session *owner, uint64_t size_bytes,
+                   uint32_t blocks);
 /* Takes two descriptors into the registry for owner; takes both over, also on failure. Returns 0,
  * -EDQUOT (a limit), -EINVAL (numbers that cannot be, data that is no memory), -EPROTO (a block
  * table that is none). */

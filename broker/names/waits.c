@@ -74,6 +74,19 @@ static void answer(struct cwd_broker *b, struct cwd_wait *wait, int status) {
     (void)cwd_waits_flush(b, wait->session);
 }
 
+/* Is it the next part of a wait that was cancelled a moment ago? */
+static bool goes_on(struct cwd_broker *b, struct cwd_session *session, uint32_t hash,
+                    uint64_t after) {
+    for (unsigned i = 0; i < CWD_WAIT_PARTS; i++) {
+        struct cwd_wait_part *part = &session->wait_parts[i];
+        if (part->hash != hash || part->after != after || b->now_ns > part->until_ns)
+            continue;
+        part->until_ns = 0;
+        return true;
+    }
+    return false;
+}
+
 int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session,
                    const struct cw_message *request, uint64_t after, const char *key,
                    size_t key_bytes) {
@@ -99,7 +112,10 @@ int cwd_wait_begin(struct cwd_broker *b, struct cwd_session *session,
     session->waits++;
     session->changed = true;
     b->waiting++;
-    CWD_COUNT(b, waits);
+    if (goes_on(b, session, group->hh.hashv, after))
+        session->heard_ns = session->heard_before_ns;
+    else
+        CWD_COUNT(b, waits);
     if (cwd_name_version(b, key, key_bytes) > after)
         answer(b, wait, 0);
     return 0;
@@ -110,6 +126,9 @@ void cwd_wait_cancel(struct cwd_broker *b, struct cwd_session *session, uint64_t
     DL_FOREACH2(session->own_waits, wait, own_next) {
         if (wait->id != id || !wait->group)
             continue;
+        session->wait_parts[session->next_part++ % CWD_WAIT_PARTS] = (struct cwd_wait_part){
+            wait->group->hh.hashv, wait->after, b->now_ns + CWD_WAIT_PART_NS};
+        session->heard_ns = session->heard_before_ns;
         answer(b, wait, -ECANCELED);
         return;
     }

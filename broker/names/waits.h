@@ -15,6 +15,17 @@ struct cwd_session;
 
 struct cw_message;
 
+/* A client that serves signals waits in calls of CW_TRACE_PART_NS, which it cancels: a part that
+ * was. One that asks for the same within CWD_WAIT_PART_NS goes on, which is no wait and no request
+ * of the user's more. Of threads that wait so at a time, the parts of the last are known. */
+#define CWD_WAIT_PARTS   8u
+#define CWD_WAIT_PART_NS 1000000000
+struct cwd_wait_part {
+    uint32_t hash; /* of the name */
+    uint64_t after;
+    int64_t until_ns;
+};
+
 /* Answers the request at once if the name means a version after that one (0: any). 0: begun or
  * answered; -EINVAL, -EDQUOT: to be replied. */
 int cwd_wait_begin(struct cwd_broker *broker, struct cwd_session *session,

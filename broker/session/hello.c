@@ -69,13 +69,21 @@ static int check_pidfd(const struct cwd_session *session, const struct cwd_mail 
     return 0;
 }
 
-/* Who comes to raise a limit must not fail at it. So whoever calls himself so, as anybody of the
- * user can, connects beyond the limits, so many at a time. */
-#define ADMIN_NAME  "cableway-limit"
+/* Who comes to raise a limit must not fail at it, nor who looks for what to remove or to end. So
+ * whoever calls himself by one of these names, as anybody of the user can, connects beyond the
+ * limits, so many at a time of each: those who look do not take the places of `limit set`. */
+static const char *const admin_names[] = {"cableway-limit", "cableway-admin"};
 #define ADMIN_SPARE 2u
+_Static_assert(sizeof admin_names / sizeof *admin_names ==
+                   sizeof((struct cwd_broker *)0)->admins / sizeof(uint32_t),
+               "a count for each");
 
-static bool is_admin(const struct cwd_broker *b, const struct cw_hello *hello) {
-    return !strncmp(hello->comm, ADMIN_NAME, sizeof hello->comm) && b->admins < ADMIN_SPARE;
+/* Which name it is, from 1, if a place is left for it; else 0. */
+static uint8_t admin(const struct cwd_broker *b, const struct cw_hello *hello) {
+    for (unsigned i = 0; i < sizeof admin_names / sizeof *admin_names; i++)
+        if (!strncmp(hello->comm, admin_names[i], sizeof hello->comm))
+            return b->admins[i] < ADMIN_SPARE ? (uint8_t)(i + 1) : 0;
+    return 0;
 }
 
 /*
@@ -107,7 +115,7 @@ void cwd_hello_again(struct cwd_broker *b, struct cwd_session *session) {
 
 static int check_room(struct cwd_broker *b, const struct cwd_session *session,
                       const struct cw_hello *hello) {
-    if (session->pid == b->mover.pid || session->pid == b->remote.pid || is_admin(b, hello))
+    if (session->pid == b->mover.pid || session->pid == b->remote.pid || admin(b, hello))
         return 0; /* at the limit they are needed no less */
     if (b->clients >= CWD_LIMIT(b, max_clients))
         return cwd_limit_refuse(b, CW_LIMIT_max_clients,
@@ -152,8 +160,9 @@ void cwd_hello(struct cwd_broker *b, struct cwd_session *session, struct cwd_mai
         return;
     }
     mail->fds[0] = -1; /* the session's now */
-    session->is_admin = is_admin(b, &hello);
-    b->admins += session->is_admin;
+    session->admin = admin(b, &hello);
+    if (session->admin)
+        b->admins[session->admin - 1]++;
     cwd_monitor_row_open(b, session, hello.comm);
     struct cw_hello_reply reply = {.version = CW_PROTOCOL_VERSION,
                                    .session = session->id,

@@ -143,8 +143,7 @@ static int serve_slab_adopt(struct cwd_broker *b, struct cwd_session *s, struct 
 static int serve_room(struct cwd_broker *b, struct cwd_session *s, struct request *r,
                       struct result *result) {
     result->body_bytes = sizeof result->body.room;
-    cwd_room_make(b, s, &r->body.room, &result->body.room);
-    return 0;
+    return cwd_room_make(b, s, &r->body.room, &result->body.room);
 }
 
 static int serve_holders(struct cwd_broker *b, struct cwd_session *s, struct request *r,
@@ -410,6 +409,7 @@ static int serve_one(struct cwd_broker *b, struct cwd_session *session, bool dra
         cw_ring_consume(&session->requests);
         return 1;
     }
+    session->heard_before_ns = session->heard_ns;
     session->heard_ns = b->now_ns;
     result.status = operation->serve(b, session, &request, &result);
     if (result.status == -EBADMSG) {

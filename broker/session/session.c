@@ -235,7 +235,8 @@ void cwd_session_end(struct cwd_broker *b, struct cwd_session *session) {
             close_segment_fd(b, &session->more_tables[t - 1]);
         close_segment_fd(b, &session->segment);
         b->clients--;
-        b->admins -= session->is_admin;
+        if (session->admin)
+            b->admins[session->admin - 1]--;
         b->remote.sessions -= session->of_bridge;
         b->last_client_ns = b->now_ns;
     }
@@ -332,9 +333,18 @@ uint64_t cwd_sessions_bytes(struct cwd_broker *b, pid_t pid) {
     return bytes;
 }
 
+/* Of one that has not said who it is, the kernel tells; 0: it does not. */
+static pid_t sender_of(const struct cwd_session *session) {
+    struct ucred peer = {.pid = 0};
+    socklen_t length = sizeof peer;
+    if (session->pid || getsockopt(session->sock, SOL_SOCKET, SO_PEERCRED, &peer, &length) < 0)
+        return session->pid;
+    return peer.pid;
+}
+
 static void note_breach(struct cwd_broker *b, struct cwd_session *session, const char *reason) {
-    cwd_log_error(session->pid, "dropped client %u (pid %d): %s", session->id, (int)session->pid,
-                  reason);
+    pid_t pid = sender_of(session);
+    cwd_log_error(pid, "dropped client %u (pid %d): %s", session->id, (int)pid, reason);
     CWD_COUNT(b, clients_dropped);
 }
 

@@ -17,6 +17,7 @@
 #include <sys/types.h>
 
 #include "broker/core/table.h"
+#include "broker/names/waits.h"
 #include "ipc/wire.h"
 #include "shm/session/session.h"
 
@@ -45,7 +46,7 @@ struct cwd_session {
     bool pid_dead, socket_ended, ended;
     bool leases_ended; /* its tables count no more */
     bool said_bye;
-    bool is_admin;  /* one of those who may connect beyond the limit (hello.c) */
+    uint8_t admin;  /* one of those who may connect beyond the limit: which (hello.c); 0: none */
     bool of_bridge; /* our bridge's: it has two (broker/bridge/local/broker_channel.h), and neither
                        is a user */
     int sock, pidfd, doorbell, bell; /* -1 where there is none; bell: our write end */
@@ -71,15 +72,18 @@ struct cwd_session {
     uint32_t slabs, transits, waits, jobs, remotes, fork_pipes, early_ends, fence_pages;
     uint64_t bytes, gpu_bytes, requests_done;
     int64_t heard_ns;                   /* of the turn in which a request of its was last read */
+    int64_t heard_before_ns;            /* the same, before the one that is served */
     uint32_t adopts_from;               /* the slab at which its ADOPT goes on; 0: none does */
     uint64_t routes_seen[CW_ROUTES];    /* of its figures, what the counters have */
     int64_t paused_until_ns;            /* its requests are not read (refusals.h); 0: they are */
     uint64_t last_transit;              /* the highest counter of its BEGINs */
     struct cwd_transit *ready_transits; /* memory for its next ones (transit.h) */
     uint32_t ready_count;
-    struct cwd_wait *own_waits; /* all of its waits */
-    struct cwd_wait *ready;     /* of these, the answers that had no room yet */
-    struct cwd_claim *claims;   /* that it has (claims.h) */
+    struct cwd_wait *own_waits;                      /* all of its waits */
+    struct cwd_wait_part wait_parts[CWD_WAIT_PARTS]; /* that were cancelled last */
+    uint32_t next_part;
+    struct cwd_wait *ready;   /* of these, the answers that had no room yet */
+    struct cwd_claim *claims; /* that it has (claims.h) */
     uint32_t claim_count;
     struct cwd_tie *ties;                  /* names that end with it (ties.h) */
     struct cwd_job *answers;               /* to jobs, the same */

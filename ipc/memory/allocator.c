@@ -357,8 +357,9 @@ int cw_heap_make_table(uint32_t device_kind, uint32_t capacity, uint64_t slab_by
 /* Makes a slab of so many bytes and blocks; *made: its id. Without the lock, but for the end. */
 static int make_planned_slab(cw_client *client, struct cw_heap *heap, uint64_t slab_bytes,
                              uint32_t capacity, uint32_t *made) {
-    int fd;
-    int code = heap->backend->slab_create(heap->device, slab_bytes, &fd);
+    int fd, code = cw_retry_check(client, heap, slab_bytes, capacity);
+    if (code == 0)
+        code = heap->backend->slab_create(heap->device, slab_bytes, &fd);
     if (code)
         return code;
     struct cw_segment table;

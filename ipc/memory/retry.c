@@ -25,6 +25,8 @@
 
 #define CW_RETRY_WAIT_MS 200 /* on a full device, for what is on its way back */
 
+#define CHECKED_BYTES (1u << 20) /* makes a slab that costs more than the question */
+
 #define NAP_NS       20000
 #define NAP_NS_MOST  2000000
 #define SETTLE_NS    1000000 /* between looks for what the end of pickles gave back */
@@ -66,6 +68,16 @@ static uint32_t end_opened(cw_client *client) {
     uint32_t bytes = sizeof room;
     int code = cw_channel_call(client, CW_OP_ROOM, &part, 1, &room, &bytes, CW_CALL_SHORT, -1);
     return code == 0 && bytes == sizeof room ? room.slabs : 0; /* else the next call tells why */
+}
+
+int cw_retry_check(cw_client *client, const struct cw_heap *heap, uint64_t slab_bytes,
+                   uint32_t blocks) {
+    struct cw_room wish = {.size_bytes = slab_bytes, .slabs = blocks, .what = CW_ROOM_CHECK}, room;
+    struct iovec part = {&wish, sizeof wish};
+    uint32_t room_bytes = sizeof room;
+    if (heap->backend->device_kind != CW_DEVICE_HOST || slab_bytes < CHECKED_BYTES)
+        return 0;
+    return cw_channel_call(client, CW_OP_ROOM, &part, 1, &room, &room_bytes, CW_CALL_SHORT, -1);
 }
 
 int cw_retry_ask(cw_client *client, struct cw_heap *heap) {

@@ -8,6 +8,10 @@
 
 #include "ipc/memory/allocator.h"
 
+/* Would the broker refuse a slab of host memory, with so many blocks, for a limit? Asked before the
+ * memory is made, where that is much. 0, -EDQUOT with its sentence, or what ended the question. */
+int cw_retry_check(cw_client *client, const struct cw_heap *heap, uint64_t slab_bytes,
+                   uint32_t blocks);
 /* Has the broker look at all that this process has let go of. 1: something of the heap came
  * back; 0; -EINTR. */
 int cw_retry_ask(cw_client *client, struct cw_heap *heap);

@@ -242,7 +242,7 @@ int cw_stamp_await(cw_client *client, cw_stamp stamp, struct cw_deadline *deadli
     struct cw_trace_span span = {.kind = CW_TRACE_FENCE};
     cw_trace_enter(&span);
     int code = await(client, stamp, deadline);
-    cw_trace_leave(&span, code < 0);
+    cw_trace_leave_wait(&span, deadline->timeout_ns, code);
     return code;
 }
 

@@ -269,12 +269,15 @@ int cw_channel_offer(cw_client *client, uint16_t op, const void *body, uint32_t 
 
 /* How a wait ended: 0 (look again), -EINTR, -ETIMEDOUT. */
 static int wait_as_follower(struct cw_call *call, int64_t left_ns) {
-    struct timespec limit = {.tv_sec = CW_FAR_S}; /* without a limit SA_RESTART would restart it */
-    cw_trace_sleeps();
-    if (left_ns >= 0)
-        limit = (struct timespec){.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
+    bool quiet = cw_trace_sleeps_quietly(left_ns); /* without a limit SA_RESTART would restart it */
+    left_ns = quiet ? CW_TRACE_QUIET_NS : left_ns < 0 ? (int64_t)CW_FAR_S * 1000000000 : left_ns;
+    struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
     long result = syscall(SYS_futex, &call->word, FUTEX_WAIT_PRIVATE, CALL_WAITS, &limit, NULL, 0);
-    return result < 0 && (errno == EINTR || errno == ETIMEDOUT) ? -errno : 0;
+    int code = result < 0 && (errno == EINTR || errno == ETIMEDOUT) ? -errno : 0;
+    if (!quiet || code != -ETIMEDOUT)
+        return code;
+    cw_trace_slept_quietly();
+    return 0;
 }
 
 /* Sleeps until the broker rings, dies, or the time is over. Enters and leaves with channel_lock
@@ -290,9 +293,7 @@ static int wait_as_receiver(cw_client *client, struct cw_call *call, int64_t lef
     pthread_mutex_unlock(&client->channel_lock);
     struct pollfd pollers[2] = {{.fd = client->bell, .events = POLLIN},
                                 {.fd = client->sock, .events = POLLRDHUP}};
-    struct timespec limit = {.tv_sec = left_ns / 1000000000, .tv_nsec = left_ns % 1000000000};
-    cw_trace_sleeps();
-    int count = ppoll(pollers, 2, left_ns < 0 ? NULL : &limit, NULL);
+    int count = cw_socket_poll(pollers, 2, left_ns);
     int code = count < 0 ? -errno : count == 0 ? -ETIMEDOUT : 0;
     pthread_mutex_lock(&client->channel_lock);
     cw_sleeper_cancel(self);

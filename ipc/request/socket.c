@@ -96,6 +96,21 @@ int cw_interruptible_lock(pthread_mutex_t *lock, struct cw_interruptible *wait, 
     return 0;
 }
 
+static int poll_ns(struct pollfd *pollers, nfds_t count, int64_t timeout_ns) {
+    struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};
+    return ppoll(pollers, count, timeout_ns < 0 ? NULL : &limit, NULL);
+}
+
+int cw_socket_poll(struct pollfd *pollers, uint32_t count, int64_t timeout_ns) {
+    bool quiet = cw_trace_sleeps_quietly(timeout_ns);
+    int found = poll_ns(pollers, count, quiet ? CW_TRACE_QUIET_NS : timeout_ns);
+    if (found == 0 && quiet) {
+        cw_trace_slept_quietly();
+        found = poll_ns(pollers, count, timeout_ns < 0 ? -1 : timeout_ns - CW_TRACE_QUIET_NS);
+    }
+    return found;
+}
+
 /* How long poll may wait, in ms; -1 for ever. */
 static int poll_ms(const cw_client *client, const struct cw_interruptible *wait) {
     int64_t left_ns = wait ? cw_interruptible_left_ns(wait) : -1;

@@ -42,6 +42,10 @@ void cw_socket_unlimit(int64_t before);
 /* That time, by cw_now_ns(); INT64_MAX: none. What is told when it is over: -ETIMEDOUT. */
 int64_t cw_socket_limited_ns(void);
 int cw_socket_too_late(void);
+/* ppoll() of a wait for the broker, shown in the trace. timeout_ns < 0: for ever. Returns how many
+ * are ready, or -1 with errno: EINTR also by a signal whose handler has SA_RESTART. */
+struct pollfd;
+int cw_socket_poll(struct pollfd *pollers, uint32_t count, int64_t timeout_ns);
 /* Takes a lock that somebody may hold while he waits for the broker. until_ns: where no
  * signal is to end it; 0: one does. 0, -EINTR, -ETIMEDOUT. */
 int cw_interruptible_lock(pthread_mutex_t *lock, struct cw_interruptible *wait, int64_t until_ns);

@@ -425,7 +425,7 @@ int cw_pool_wait(cw_pool *pool, int helper, uint32_t was, int64_t spin_ns, int64
                                  .subject = pool->id};
     cw_trace_enter(&span);
     int code = cw_dispatch_wait(&pool->parent, helper != 0, was, spin_ns, timeout_ns);
-    cw_trace_leave(&span, false);
+    cw_trace_leave_wait(&span, timeout_ns, timeout_ns == CW_TRACE_PART_NS ? code : 0);
     return code;
 }
 

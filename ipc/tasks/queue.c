@@ -50,7 +50,7 @@ int cw_queue_new(cw_client *client, uint64_t max_items, uint64_t max_bytes, cw_a
     struct head *head = cw_array_data(array);
     memset(head, 0, HEAD_BYTES);
     head->world = cw_task_world();
-    head->id = cw_trace_id();
+    head->id = cw_trace_id() >> 16 | 1; /* 48 bits: `cableway top` prints it as a double */
     head->core.max_items = max_items;
     head->core.max_bytes = max_bytes;
     head->magic = QUEUE_MAGIC;

@@ -4,8 +4,9 @@
  */
 #include "dispatch_parent.h"
 
-#define LOOK_NS                                                                                    \
-    1000000000 /* a signal may come just before the sleep: who waits looks up now and then */
+/* A signal may come just before the sleep: who waits looks up now and then. It is CW_TRACE_PART_NS:
+ * traces show calls with this limit as one wait. */
+#define LOOK_NS 500000000
 
 /* The thread leaves its call. What no worker has taken yet is taken back. */
 static void forget_call(Dispatch *d, struct call *call) {

@@ -172,12 +172,12 @@ void cw_trace_moment(enum cw_trace_kind kind, uint64_t subject, uint64_t number)
 
 bool cw_trace_may_note(enum cw_trace_class class, uint64_t *left_out) {
     struct window *window = &windows[class];
-    if (window->noted >= CW_TRACE_WINDOW_MAX &&
-        cw_known_ns - window->begun_ns < CW_TRACE_WINDOW_NS &&
+    uint32_t most = class == CW_TRACE_SLEEPS ? CW_TRACE_SLEEPS_MAX : CW_TRACE_WINDOW_MAX;
+    if (window->noted >= most && cw_known_ns - window->begun_ns < CW_TRACE_WINDOW_NS &&
         ++window->left_out % CW_TRACE_UNNOTED) {
         return false;
     }
-    if (window->noted >= CW_TRACE_WINDOW_MAX) {
+    if (window->noted >= most) {
         int64_t now_ns = cw_now_ns();
         if (now_ns - window->begun_ns < CW_TRACE_WINDOW_NS)
             return false;
@@ -289,18 +289,31 @@ void cw_trace_sleeps(void) {
     }
 }
 
-/* What happens very often is noted now and then. Within another span it is as rare as that. */
-static bool is_to_be_noted(struct cw_trace_span *span, int64_t *end_ns) {
+bool cw_trace_sleeps_quietly(int64_t timeout_ns) {
+    struct cw_trace_span *top = cw_trace_top;
     uint64_t left_out;
-    if (span->outer)
-        return true;
-    if (!span->slept)
-        return span->kind != CW_TRACE_REQUEST ||
-               cw_trace_may_note(CW_TRACE_REQUESTS, &span->number);
-    if (*end_ns == 0)
-        *end_ns = cw_now_ns();
-    return *end_ns - span->begun_ns >= CW_TRACE_SHORT_NS ||
-           cw_trace_may_note(CW_TRACE_SLEEPS, &left_out);
+    if (!top || (top->begun_ns && top->place >= 0))
+        return false;
+    /* A part of a wait goes on with the one before. */
+    if (resting.trace || cw_trace_may_note(CW_TRACE_SLEEPS, &left_out)) {
+        cw_trace_sleeps();
+        return false;
+    }
+    top->quiet = true;
+    return timeout_ns < 0 || timeout_ns > CW_TRACE_QUIET_NS;
+}
+
+void cw_trace_slept_quietly(void) {
+    struct cw_trace_span *top = cw_trace_top;
+    if (top && !top->begun_ns && top->since_ns == 0)
+        top->since_ns = cw_now_ns() - CW_TRACE_QUIET_NS;
+    cw_trace_sleeps();
+}
+
+/* What happens very often is noted now and then. Within another span it is as rare as that. */
+static bool is_to_be_noted(struct cw_trace_span *span) {
+    return span->outer || span->slept || span->kind != CW_TRACE_REQUEST ||
+           cw_trace_may_note(CW_TRACE_REQUESTS, &span->number);
 }
 
 static void rest(const struct cw_trace_span *span) {
@@ -315,6 +328,13 @@ static void rest(const struct cw_trace_span *span) {
 
 void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns) {
     struct cw_trace_record record;
+    if (!span->begun_ns) { /* it slept quietly, and both times are known: not of many */
+        if (end_ns - span->since_ns < CW_TRACE_SHORT_NS)
+            return;
+        span->begun_ns = span->since_ns;
+        span->trace = own_trace();
+        span->slept = true;
+    }
     /* Another one than before: this is a child, and the call began in its parent. */
     if (span->kind == CW_TRACE_NONE || !span->trace ||
         span->trace != CW_LOAD(Y10, &current, acquire))
@@ -324,7 +344,7 @@ void cw_trace_span_ended(struct cw_trace_span *span, bool failed, int64_t end_ns
         return;
     }
     cw_trace_ended(span->trace, span->place);
-    if (!is_to_be_noted(span, &end_ns))
+    if (!is_to_be_noted(span))
         return;
     describe(span, &record);
     record.duration_ns = (end_ns ? end_ns : cw_now_ns()) - span->begun_ns;

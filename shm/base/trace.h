@@ -29,6 +29,7 @@ struct cw_trace_span {
     int place;              /* while it is shown under way; -1: it is not */
     bool slept, is_key;     /* the name stands behind another word and its end: a namespace's */
     bool rests;             /* it ends as a part of a wait: CW_TRACE_PART_NS */
+    bool quiet;             /* the thread has slept in it unshown: CW_TRACE_QUIET_NS */
     uint8_t kind, flags;
     uint16_t op;
     uint32_t name_bytes;
@@ -37,6 +38,8 @@ struct cw_trace_span {
     const char *name; /* borrowed until the span is left; NULL: none */
     uint64_t subject, number, bytes;
 };
+
+#define CW_TRACE_QUIET_NS 20000000 /* see cw_trace_sleeps_quietly() */
 
 #ifndef CW_MODEL
 
@@ -52,6 +55,7 @@ static inline void cw_trace_enter(struct cw_trace_span *span) {
     span->place = -1;
     span->slept = false;
     span->rests = false;
+    span->quiet = false;
     span->known_ns = cw_known_ns;
     span->since_ns = 0;
     cw_trace_top = span;
@@ -65,7 +69,7 @@ static inline void cw_trace_leave(struct cw_trace_span *span, bool failed) {
 /* The same of a call that had ended then. */
 static inline void cw_trace_leave_at(struct cw_trace_span *span, bool failed, int64_t end_ns) {
     cw_trace_top = span->outer;
-    if (span->begun_ns)
+    if (span->begun_ns || (span->quiet && span->since_ns))
         cw_trace_span_ended(span, failed, end_ns);
 }
 
@@ -96,6 +100,13 @@ void cw_trace_begin(int64_t begun_ns);
 /* The thread is about to sleep: the same from now on, and its spans show while they are under way.
  */
 void cw_trace_sleeps(void);
+/* The same, of a sleep that may be short: timeout_ns long, < 0: for ever. A thread that sleeps very
+ * often (CW_TRACE_SLEEPS) is not traced each time, which would be a twentieth of what it does.
+ * Then this returns true if the sleep would be longer than CW_TRACE_QUIET_NS: the caller sleeps so
+ * long, and if nobody wakes him calls cw_trace_slept_quietly() before he sleeps on. */
+bool cw_trace_sleeps_quietly(int64_t timeout_ns);
+/* The thread has slept for CW_TRACE_QUIET_NS, and sleeps on: cw_trace_sleeps() since then. */
+void cw_trace_slept_quietly(void);
 /* A number that no other call here, or in another process of this machine, returns. */
 uint64_t cw_trace_id(void);
 /* An event that is over: tid 0 is the calling thread. */
@@ -108,12 +119,13 @@ enum cw_trace_class {
     CW_TRACE_REQUESTS,
     CW_TRACE_WAKES,
     CW_TRACE_TASKS,
-    CW_TRACE_SLEEPS, /* shorter than CW_TRACE_SHORT_NS */
+    CW_TRACE_SLEEPS, /* shorter than CW_TRACE_QUIET_NS */
     CW_TRACE_CLASSES
 };
 #define CW_TRACE_WINDOW_NS  2000000
-#define CW_TRACE_WINDOW_MAX 64u
-#define CW_TRACE_UNNOTED    256u
+#define CW_TRACE_WINDOW_MAX 20u
+#define CW_TRACE_SLEEPS_MAX 8u /* instead, of sleeps, whose events cost most */
+#define CW_TRACE_UNNOTED    32u
 #define CW_TRACE_SHORT_NS   25000
 /* Shall this one be noted? left_out: how many were not since the last one that was. Any thread;
  * costs some ns. */
@@ -146,6 +158,11 @@ static inline void cw_trace_leave(struct cw_trace_span *span, bool failed) {
     (void)span, (void)failed;
 }
 static inline void cw_trace_sleeps(void) {}
+static inline bool cw_trace_sleeps_quietly(int64_t timeout_ns) {
+    (void)timeout_ns;
+    return false;
+}
+static inline void cw_trace_slept_quietly(void) {}
 static inline void cw_trace_woke(void) {}
 #define cw_trace_top ((struct cw_trace_span *)NULL)
 

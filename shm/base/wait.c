@@ -85,19 +85,26 @@ bool cw_sleeper_claim(struct cw_sleeper *other) {
 
 /* For ever is a limit too, a far one: without one the kernel goes on waiting behind a signal whose
  * handler has SA_RESTART, with one it never does. So one rule holds whoever set up the handler. */
-static int futex_sleep(cw_a32 *word, uint32_t value, int64_t timeout_ns) {
+static int futex_wait(cw_a32 *word, uint32_t value, int64_t timeout_ns) {
     struct timespec limit = {.tv_sec = CW_FAR_S};
     if (timeout_ns >= 0) {
         limit.tv_sec = timeout_ns / 1000000000;
         limit.tv_nsec = timeout_ns % 1000000000;
     }
+    return syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0) == 0 ? 0 : -errno;
+}
+
+static int futex_sleep(cw_a32 *word, uint32_t value, int64_t timeout_ns) {
     struct cw_trace_span span = {.kind = CW_TRACE_WAIT};
     bool apart = cw_trace_top == NULL; /* a call without a span of its own */
     if (apart)
         cw_trace_enter(&span);
-    cw_trace_sleeps();
-    long result = syscall(SYS_futex, word, FUTEX_WAIT, value, &limit, NULL, 0);
-    int code = result == 0 ? 0 : -errno;
+    bool quiet = cw_trace_sleeps_quietly(timeout_ns);
+    int code = futex_wait(word, value, quiet ? CW_TRACE_QUIET_NS : timeout_ns);
+    if (quiet && code == -ETIMEDOUT) {
+        cw_trace_slept_quietly();
+        code = futex_wait(word, value, timeout_ns < 0 ? -1 : timeout_ns - CW_TRACE_QUIET_NS);
+    }
     if (apart)
         cw_trace_leave(&span, false);
     if (code == -ETIMEDOUT && timeout_ns < 0)

@@ -174,3 +174,12 @@ bool raw_rests(const struct raw_broker *broker, int ms) {
 uint64_t raw_gauge(const struct raw_broker *broker, enum cw_gauge which) {
     return CW_LOAD(M1, (cw_a64 *)&broker->root->gauges[which], relaxed);
 }
+
+int raw_broker_finish(struct raw_broker *broker) {
+    bool well =
+        raw_broker_reap(broker, 0) == -1 && RAW_UNTIL(raw_gauge(broker, CW_GAUGE_clients) == 0);
+    if (!well)
+        fprintf(stderr, "broker: %s\n", raw_broker_said(broker));
+    raw_broker_remove(broker);
+    return well ? 0 : -1;
+}

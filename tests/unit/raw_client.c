@@ -345,6 +345,10 @@ void raw_slab_close(struct raw_slab *slab) {
     slab->table = NULL;
 }
 
+bool raw_is_free(const struct raw_slab *slab, uint32_t block) {
+    return cw_block_state(CW_LOAD(B10, &slab->table->blocks[block].word, seq_cst)) == CW_BLOCK_FREE;
+}
+
 void raw_lease(struct raw_client *client, uint32_t slot, uint32_t slab, uint32_t block) {
     cw_lease_take(client->leases, slot, slab, block);
 }

@@ -46,6 +46,9 @@ bool raw_broker_start(struct raw_broker *broker, const char *const *arguments,
 int raw_broker_reap(struct raw_broker *broker, int timeout_ms);
 /* Kills it if it runs, removes the folder. */
 void raw_broker_remove(struct raw_broker *broker);
+/* For a test's end: does it live, and have all clients gone, within RAW_TIMEOUT_MS? If not, prints
+ * what it said. Removes it. 0 or -1. */
+int raw_broker_finish(struct raw_broker *broker);
 /* What it said on standard error so far. */
 const char *raw_broker_said(struct raw_broker *broker);
 /* For how long it has run on a core, which a busy machine does not change. */
@@ -136,6 +139,8 @@ void raw_slab_make(uint64_t size_bytes, uint32_t blocks, struct raw_slab *out);
 /* Opens somebody's slab; data is not mapped. */
 int raw_slab_open(struct raw_client *client, uint32_t id, struct raw_slab *out);
 void raw_slab_close(struct raw_slab *slab);
+/* Is that block free? */
+bool raw_is_free(const struct raw_slab *slab, uint32_t block);
 /* Stores a lease in that slot. */
 void raw_lease(struct raw_client *client, uint32_t slot, uint32_t slab, uint32_t block);
 void raw_unlease(struct raw_client *client, uint32_t slot);

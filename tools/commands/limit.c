@@ -2,15 +2,12 @@
  * cableway limit: the broker's limits, and how much of each is in use; sets one while it runs.
  *
  * `show` reads the monitor page alone, so it works when the broker is stopped or full. `set` is a
- * client; the broker lets it in also where max_clients is reached, by the name that this process
- * takes, and where many come at once they wait for each other.
+ * client; the broker lets it in also where max_clients is reached (cli_connect_beyond()).
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
 
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
@@ -18,10 +15,6 @@
 #include "tools/monitor.h"
 #include "tools/output.h"
 #include "tools/watch/clients.h"
-
-#define ADMIN_NAME    "cableway-limit" /* broker/session/hello.c, which has two places for it */
-#define ADMIN_WAIT_NS 5000000000       /* for one of these places */
-#define ADMIN_NAP_NS  5000000
 
 struct usage {
     bool known;
@@ -202,24 +195,6 @@ static int show(const struct cli *cli) {
 
 /* ---- set ---- */
 
-/* Connects, also where max_clients is reached: the broker has places for who comes to change a
- * limit. Where these are taken, too, whoever has them is done within milliseconds. CLI_OK and *out,
- * or the exit code after the error was printed. */
-static int connect_as_admin(cw_client **out) {
-    int64_t end_ns = cw_now_ns() + ADMIN_WAIT_NS;
-    struct timespec nap = {.tv_nsec = ADMIN_NAP_NS};
-    prctl(PR_SET_NAME, ADMIN_NAME);
-    int code = cli_check_broker(false);
-    if (code)
-        return code;
-    int result = cw_connect(NULL, "", CW_CONNECT_NO_START, out);
-    while (result == -EDQUOT && cw_now_ns() < end_ns) {
-        nanosleep(&nap, NULL);
-        result = cw_connect(NULL, "", CW_CONNECT_NO_START, out);
-    }
-    return cli_result(result);
-}
-
 static int set(const struct cli *cli) {
     const char *name = cli->arguments[1];
     char text[2][OUTPUT_SHORT];
@@ -230,7 +205,9 @@ static int set(const struct cli *cli) {
         return CLI_USAGE;
     if (cw_limit_parse(limit, cli->arguments[2], "limit set", &value))
         return cli_error(CLI_USAGE, "%s", cw_detail());
-    int code = connect_as_admin(&client);
+    int code = cli_check_broker(false);
+    if (code == CLI_OK)
+        code = cli_result(cli_connect_beyond(CLI_AS_LIMIT, "", &client));
     if (code)
         return code;
     int result = cw_limit_set(client, name, value, &before, &now);

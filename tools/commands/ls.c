@@ -134,7 +134,7 @@ static int list_old(struct listing *listing, const char *name_space) {
     const char *prefix = listing->cli->count ? listing->cli->arguments[0] : "";
     cw_version_info info = {.version = 0};
     cw_client *client;
-    int code = cli_connect_to(name_space, false, &client);
+    int code = cli_connect_admin(name_space, &client);
     if (code)
         return code;
     int result = 0;
@@ -150,7 +150,7 @@ static int list_old(struct listing *listing, const char *name_space) {
 
 static int list_one(struct listing *listing, const char *name_space) {
     cw_client *client;
-    int code = cli_connect_to(name_space, false, &client);
+    int code = cli_connect_admin(name_space, &client);
     if (code)
         return code;
     code = cli_result(add_names(listing, client));

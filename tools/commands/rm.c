@@ -5,7 +5,7 @@
 
 int cmd_rm(const struct cli *cli) {
     cw_client *client;
-    int code = cli_connect(cli, false, &client);
+    int code = cli_connect_admin(cli->name_space, &client);
     if (code)
         return code;
     for (int i = 0; i < cli->count; i++) {

@@ -120,7 +120,7 @@ static int end(const struct cli *cli, struct stop *stop) {
         return cli_error(CLI_FAILED, "the broker (pid %d) does not answer, it %s; --force ends it",
                          pid, stop->state == MONITOR_STOPPED ? "is stopped by a signal" : "hangs");
     }
-    int result = cw_connect(NULL, NULL, CW_CONNECT_NO_START, &client);
+    int result = cli_connect_beyond(CLI_AS_ADMIN, NULL, &client);
     if (result == 0) {
         result = cw_broker_stop(client);
         cw_client_unref(client);

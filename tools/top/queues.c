@@ -23,6 +23,7 @@ enum {
     TAKEN,
     LOST,
     HOLDERS,
+    QUEUE,
     SLAB,
     BLOCK
 };
@@ -45,6 +46,7 @@ static void add_queue(struct top *top, const struct top_slab *slab, uint32_t blo
     cells[TAKEN].number = (double)row->taken;
     cells[LOST].number = (double)row->lost;
     cells[HOLDERS].number = slab->holds ? slab->holds[block].holders : 0;
+    cells[QUEUE].number = (double)row->id; /* below 2^53: ipc/tasks/queue.c */
     cells[SLAB].number = slab->memory.slab;
     cells[BLOCK].number = block;
     cells[PUT_RATE].number = top_rate(top, (struct top_figure){TOP_RATE_PUT, of, gen}, row->put);

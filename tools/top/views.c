@@ -78,6 +78,7 @@ const struct top_view top_views[TOP_VIEWS] = {
                      {"taken", "TAKEN", TOP_COUNT, 4},
                      {"lost", "LOST", TOP_COUNT, 3},
                      {"holders", "HOLDERS", TOP_COUNT, 2},
+                     {"queue", "QUEUE", TOP_COUNT, 5},
                      {"slab", "SLAB", TOP_COUNT, 6},
                      {"block", "BLOCK", TOP_COUNT, 6}}},
     [TOP_MEMORY] = {"memory",

@@ -105,14 +105,7 @@ const char *describe_category(const struct cw_trace_record *record) {
     return kinds[record->kind].category;
 }
 
-/* A number of 64 bits as text: JSON's numbers hold 53. */
-static json_t *hex(uint64_t number) {
-    char text[24];
-    snprintf(text, sizeof text, "%llx", (unsigned long long)number);
-    return json_string(text);
-}
-
-/* A pool's number as top and metrics have it. */
+/* A pool's or queue's number, as top and metrics have it, as text: JSON's numbers hold 53 bits. */
 static json_t *decimal(uint64_t number) {
     char text[24];
     snprintf(text, sizeof text, "%llu", (unsigned long long)number);
@@ -155,7 +148,7 @@ json_t *describe_args(const struct trace_process *process, const struct trace_ev
     case CW_TRACE_QUEUE_PUT:
     case CW_TRACE_QUEUE_GET:
     case CW_TRACE_QUEUE_JOIN:
-        json_object_set_new(args, "queue", hex(record->subject));
+        json_object_set_new(args, "queue", decimal(record->subject));
         break;
     case CW_TRACE_COPY:
         json_object_set_new(args, "pid", json_integer(process->pid));

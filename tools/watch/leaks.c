@@ -260,7 +260,7 @@ static int find_transits(struct leaks *leaks, cw_client *client) {
 static int ask_of_names(struct leaks *leaks, struct orphans *orphans, const char *name_space) {
     struct names names = {leaks, orphans, name_space};
     cw_client *client;
-    int code = cli_connect_to(name_space, false, &client);
+    int code = cli_connect_admin(name_space, &client);
     if (code)
         return code;
     int result = cw_names_stat(client, "", look_at_name, &names);
@@ -286,7 +286,7 @@ static int ask(struct leaks *leaks, struct monitor *monitor, struct orphans *orp
     char **spaces = NULL;
     size_t count = 0;
     cw_client *client;
-    int code = cli_connect_to("", false, &client);
+    int code = cli_connect_admin("", &client);
     if (code)
         return code;
     code = cli_result(find_transits(leaks, client));

@@ -52,6 +52,7 @@ bool queues_read(int data, uint64_t offset_bytes, struct queue_row *out) {
         .taken = taken,
         .lost = monitor_word(&gets.lost),
         .max_items = core->max_items,
+        .id = head.id,
     };
     return true;
 }

@@ -14,6 +14,7 @@ struct queue_row {
     uint64_t items, bytes;     /* in it now */
     uint64_t put, taken, lost; /* since it was made; lost: of the taken */
     uint64_t max_items;        /* 0: no limit */
+    uint64_t id;               /* by which traces call it */
 };
 
 /* A descriptor of the data of a host slab with this inode, which the caller closes; -ENOENT: the

@@ -54,9 +54,9 @@ __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
-_SLICE_SECONDS = (
-    1.0  # a signal may come just before the sleep: who waits for ever looks up now and then
-)
+# A signal may come just before the sleep: who waits for ever looks up now and then. It is CW_TRACE_PART_NS: traces show
+# calls with this limit as one wait.
+_SLICE_SECONDS = 0.5
 
 
 def _nothing_begins(*_: Any) -> None:

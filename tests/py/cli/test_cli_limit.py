@@ -116,12 +116,36 @@ def test_more_bytes_are_there_at_once() -> None:
     assert x.nbytes == 80
 
 
+NO_LARGE_FILES = """
+import resource, signal
+import cableway as cw
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 20, 16 << 20))    # shared memory of more than this is an error
+try:
+    cw.empty(1 << 30, "u1")
+except cw.LimitExceeded as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("name", ["max_bytes", "max_client_bytes", "max_pid_bytes"])
+def test_memory_that_a_limit_refuses_is_never_made(name: str) -> None:
+    x = cw.put("limit/x", np.ones(10))
+    with limit(name, "64MiB"):
+        process = subprocess.run(
+            [sys.executable, "-c", NO_LARGE_FILES], capture_output=True, text=True, check=True
+        )
+    assert f"a slab of {1 << 30} bytes was asked for" in process.stdout
+    assert f"{name} allows {64 << 20}" in process.stdout
+    assert x.sum() == 10
+
+
 def test_who_comes_to_raise_a_limit_gets_in_where_nobody_else_does() -> None:
     x = cw.put("limit/x", np.ones(10))  # connected
     with limit("max_clients", 1):
         with client() as refused:
             assert "`cableway limit set max_clients NUMBER`" in said(refused)
-        run("ls", expect=LIMIT)
+        run("stat", "limit/x", expect=LIMIT)
         with limit("max_clients", 2):
             assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
             with client() as admitted:
@@ -133,6 +157,32 @@ def test_who_comes_to_raise_a_limit_gets_in_where_nobody_else_does() -> None:
             assert "max_clients allows 1" in run("limit", "set", "max_clients", "9", expect=LIMIT).stderr  # fmt: skip
         assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
     assert x.nbytes == 80
+
+
+def test_who_looks_for_what_to_remove_gets_in_too_and_takes_no_place_of_who_raises_it() -> None:
+    x = cw.put("limit/x", np.ones(10))
+    cw.put("limit/y", np.ones(10), keep=True).close()
+    with limit("max_clients", 1):
+        assert "limit/y" in run("ls").stdout
+        assert "limit/y" in run("leaks", "--older", "0").stdout
+        run("rm", "limit/y")
+        assert [row["name"] for row in run_json("ls")] == ["limit/x"]
+        assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+        with client("cableway-admin") as first, client("cableway-admin") as second:
+            assert said(first) == said(second) == "in"
+            assert "max_clients allows 1" in run("ls", expect=LIMIT).stderr
+            run("limit", "set", "max_clients", "3")
+            run("limit", "set", "max_clients", "1")
+        assert eventually(lambda: run_json("status")["gauges"]["clients"] == 1)
+    assert x.nbytes == 80
+
+
+def test_a_full_broker_can_be_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CABLEWAY_DIR", str(tmp_path))
+    with client() as other:
+        assert said(other) == "in"
+        run("limit", "set", "max_clients", "1")
+        run("stop", "--yes")
 
 
 @pytest.mark.parametrize("stay", [0, 2])

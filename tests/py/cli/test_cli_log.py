@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -101,4 +102,23 @@ def test_bytes_that_are_refused_are_counted_and_the_whole_sentence_is_told() -> 
     assert row["error"].endswith(", or CABLEWAY_MAX_BYTES")
     assert row["error"] in str(told.value)
     assert row["error"] in run("log").stdout
+    assert x.nbytes == 8
+
+
+@pytest.mark.parametrize("junk", [b"x", b"y" * 100, b"z" * 5000], ids=len)
+def test_who_sends_what_is_no_message_is_named(broker_folder: Path, junk: bytes) -> None:
+    x = cw.put("log/x", [1])
+    (path,) = broker_folder.glob("*.sock")
+    before = {row["error"]: row["count"] for row in errors("")}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.connect(str(path))
+        other.send(junk)
+
+        def new() -> list[dict[str, Any]]:
+            return [row for row in errors("") if row["count"] != before.get(row["error"], 0)]
+
+        assert eventually(lambda: bool(new()))
+    (row,) = new()
+    assert row["pid"] == os.getpid()
+    assert f"(pid {os.getpid()})" in row["error"]
     assert x.nbytes == 8

@@ -113,6 +113,29 @@ def test_memory_of_the_dead_is_an_orphan() -> None:
     assert x.nbytes
 
 
+def test_a_wait_of_several_calls_is_one_and_the_last_call() -> None:
+    """Python waits in calls of 0.5 s, so that signals are served."""
+    x = cw.put("top/mine", [1])
+    before = run_json("status")["counters"]["waits"]
+    text = 'import cableway as cw; cw.put("top/theirs", [1]); cw.wait("top/never", timeout=60)'
+    with subprocess.Popen([sys.executable, "-c", text]) as other:
+
+        def row() -> Any:
+            return next(iter(row for row in top()["clients"] if row["pid"] == other.pid), None)
+
+        assert eventually(lambda: (row() or {}).get("waiting_for") == "name top/never")
+        began = time.monotonic()
+        time.sleep(1.8)
+        lasted = time.monotonic() - began
+        now = row()
+        assert now["last_call_age_seconds"] > lasted - 0.1
+        assert now["last_call"].startswith("wait")
+        assert run_json("status")["counters"]["waits"] == before + 1
+        x = cw.put("top/never", [1])
+        assert other.wait() == 0
+    assert x.nbytes
+
+
 def test_clients_are_those_of_status_with_what_they_hold() -> None:
     before = mine(top())
     arrays = [cw.put(f"top/held/{i}", np.ones(1000)) for i in range(3)]

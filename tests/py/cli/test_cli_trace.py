@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_support import FAILED, USAGE, run, suspend
+from cli_support import FAILED, USAGE, run, run_json, suspend
 from conftest import eventually, running_broker
 
 import cableway as cw
@@ -190,6 +190,8 @@ def test_a_queue_that_is_waited_for_and_copies_of_much_memory_are_there() -> Non
     waits = named(found, "queue is empty: get waits", os.getpid())
     assert len(waits) > before
     assert max(wait["dur"] for wait in waits) > 20_000
+    (shown,) = run_json("top", "--once")["queues"]
+    assert waits[-1]["args"]["queue"] == str(shown["queue"])  # by the same number
     assert named(found, "queue is full: put waits", os.getpid())
     copies = named(found, "copy cpu to cpu", os.getpid())
     assert x.nbytes in [copy["args"]["bytes"] for copy in copies]

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+import pytest
 from cli_support import suspend
 from conftest import eventually
 from test_cli_trace import Event, check, named, slices, traced
@@ -163,3 +164,45 @@ def test_a_member_that_receives_for_long_keeps_what_it_did_before() -> None:
         for member in members:
             member.kill()
             member.wait()
+
+
+PARENT = """
+import sys, time
+import cableway as cw
+if __name__ == "__main__":
+    with cw.Pool(1) as pool:
+        pool.apply(abs, (1,))
+        print("there", flush=True)
+        if sys.argv[1] == "apply":
+            pool.apply(time.sleep, (2.2,))
+        else:
+            result = pool.map_async(time.sleep, [2.2])
+            result.wait(30)
+        print("done", flush=True)
+        input()
+"""
+
+
+@pytest.mark.parametrize("call", ["apply", "wait"])
+def test_the_wait_for_a_pools_results_is_one(call: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, call],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as parent:  # fmt: skip
+        assert parent.stdout
+        assert parent.stdout.readline() == "there\n"
+
+        def waits() -> list[Event]:
+            found = traced()
+            check(found)
+            return [e for e in named(found, "wait for results", parent.pid) if e["dur"] > 0.3e6]
+
+        assert eventually(lambda: bool(waits()) and waits()[0]["dur"] > 1.3e6)
+        (wait,) = waits()
+        assert wait["args"]["under_way"]
+        assert parent.stdout.readline() == "done\n"
+        (wait,) = waits()
+        assert "under_way" not in wait["args"]
+        assert "failed" not in wait["args"]
+        assert 2 < wait["dur"] / 1e6 < 12
+        parent.communicate("\n")

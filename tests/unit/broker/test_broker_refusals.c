@@ -31,12 +31,7 @@ static int start(void **state) {
 
 static int finish(void **state) {
     (void)state;
-    bool alive = raw_broker_reap(&broker, 0) == -1;
-    bool clean = RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 0);
-    if (!alive || !clean)
-        print_error("broker: %s\n", raw_broker_said(&broker));
-    raw_broker_remove(&broker);
-    return alive && clean ? 0 : -1;
+    return raw_broker_finish(&broker);
 }
 
 static struct raw_client client_open(void) {

@@ -185,6 +185,49 @@ static void many_slabs_are_looked_at_in_turns(void **state) {
         raw_slab_close(&others[i]);
 }
 
+static int limit_bytes(uint64_t value) {
+    struct {
+        struct cw_limit_set set;
+        char name[9];
+    } body = {{.value = value, .name_bytes = 9}, {'m', 'a', 'x', '_', 'b', 'y', 't', 'e', 's'}};
+    return raw_call(&asker, CW_OP_LIMIT_SET, &body, sizeof body.set + sizeof body.name, &mail);
+}
+
+static int check_slab(uint64_t size_bytes, uint32_t blocks) {
+    struct cw_room wish = {.size_bytes = size_bytes, .slabs = blocks, .what = CW_ROOM_CHECK};
+    return raw_call(&asker, CW_OP_ROOM, &wish, sizeof wish, &mail);
+}
+
+/* As one that is refused again and again, for more than there can be. */
+static void what_is_not_enough_is_left_to_its_owner(void **state) {
+    (void)state;
+    uint64_t bytes = raw_gauge(&broker, CW_GAUGE_bytes);
+    assert_int_equal(limit_bytes(bytes), 0);
+    assert_int_equal(room(&asker, 3 * SLAB_BYTES).slabs, 0);
+    assert_int_equal(room(&asker, UINT64_MAX).slabs, 0);
+    assert_false(withdrawn());
+    assert_int_equal(limit_bytes(bytes + 2 * SLAB_BYTES), 0); /* with what is free, it is enough */
+    assert_int_equal(room(&asker, 3 * SLAB_BYTES).slabs, 1);
+    assert_true(withdrawn());
+}
+
+static void a_check_tells_what_would_be_refused_and_changes_nothing(void **state) {
+    (void)state;
+    uint64_t bytes = raw_gauge(&broker, CW_GAUGE_bytes);
+    assert_int_equal(limit_bytes(bytes + SLAB_BYTES), 0);
+    uint64_t hits = raw_counter(&broker, CW_COUNTER_limits_hit);
+    assert_int_equal(check_slab(SLAB_BYTES / 2, 64), 0);
+    assert_int_equal(raw_counter(&broker, CW_COUNTER_limits_hit), hits);
+    assert_int_equal(check_slab(SLAB_BYTES, 64), -EDQUOT); /* its table is too much */
+    assert_non_null(strstr((char *)mail.body, "max_bytes"));
+    assert_int_equal(check_slab(UINT64_MAX, 64), -EINVAL);
+    assert_int_equal(check_slab(SLAB_BYTES, 0), -EINVAL);
+    assert_int_equal(raw_counter(&broker, CW_COUNTER_limits_hit), hits + 1);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_bytes), bytes);
+    assert_int_equal(raw_gauge(&broker, CW_GAUGE_slabs), 1);
+    assert_false(withdrawn());
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, start, finish)
 
 int main(void) {
@@ -198,6 +241,8 @@ int main(void) {
         TEST(a_table_that_lies_frees_nothing_that_others_hold),
         TEST(an_owner_takes_a_withdrawal_back_that_nobody_ends),
         TEST(many_slabs_are_looked_at_in_turns),
+        TEST(what_is_not_enough_is_left_to_its_owner),
+        TEST(a_check_tells_what_would_be_refused_and_changes_nothing),
     };
     return cmocka_run_group_tests_name("room for others", tests, NULL, NULL);
 }

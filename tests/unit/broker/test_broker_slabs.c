@@ -30,20 +30,11 @@ static int start(void **state) {
 /* Each test leaves a broker that lives and has nothing left in the registry but what names hold. */
 static int finish(void **state) {
     (void)state;
-    bool alive = raw_broker_reap(&broker, 0) == -1;
-    bool clean = RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 0);
-    if (!alive || !clean)
-        print_error("broker: %s\n", raw_broker_said(&broker));
-    raw_broker_remove(&broker);
-    return alive && clean ? 0 : -1;
+    return raw_broker_finish(&broker);
 }
 
 static uint64_t word(struct raw_slab *slab, uint32_t block) {
     return CW_LOAD(B10, &slab->table->blocks[block].word, seq_cst);
-}
-
-static bool is_free(struct raw_slab *slab, uint32_t block) {
-    return cw_block_state(word(slab, block)) == CW_BLOCK_FREE;
 }
 
 /* A client in a process of its own, which hands its slab's number over and waits to be killed. */
@@ -138,9 +129,9 @@ static void names_hold_their_arrays(void **state) {
     raw_unlease(&client, 0);
     raw_drop(&client, slab.id, 0, first);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0)); /* the name holds it */
+    assert_false(raw_is_free(&slab, 0)); /* the name holds it */
     assert_int_equal(raw_put(&client, slab.id, 1, second, 4096, "a", CW_PUT_REPLACE), 0);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     assert_int_equal(cw_block_gen(word(&slab, 0)), first + 1);
     assert_true(RAW_UNTIL(CW_LOAD(S1, &client.shared->reclaimed, acquire) == 1));
     /* A stale generation, a place beyond the block, a block that is none. */
@@ -156,11 +147,11 @@ static void names_hold_their_arrays(void **state) {
     assert_int_equal(raw_remove(&client, "a"), 0);
     assert_int_equal(raw_remove(&client, "a"), -ENOENT);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 1));
+    assert_false(raw_is_free(&slab, 1));
     assert_true(word(&slab, 1) & CW_BLOCK_WANTED);
     raw_unlease(&client, 1);
     raw_drop(&client, slab.id, 1, second);
-    assert_true(RAW_UNTIL(is_free(&slab, 1)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 1)));
     raw_slab_close(&slab);
     raw_bye(&client);
 }
@@ -205,16 +196,16 @@ static void a_transit_holds_until_it_ends(void **state) {
     raw_unlease(&client, 0);
     raw_drop(&client, slab.id, 0, gen);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     raw_lease(&other, 7, slab.id, 0); /* opened elsewhere */
     raw_transit_end(&other, token);
     raw_transit_end(&other, token); /* twice is nothing */
     assert_int_equal(raw_ping(&other), 0);
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     assert_int_equal(raw_gauge(&broker, CW_GAUGE_transits), 0);
     raw_unlease(&other, 7);
     raw_drop(&other, slab.id, 0, gen);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     raw_slab_close(&slab);
     raw_bye(&other);
     raw_bye(&client);
@@ -242,7 +233,7 @@ static void an_end_that_overtakes_its_begin_is_remembered(void **state) {
     assert_int_equal(raw_counter(&broker, CW_COUNTER_transits_ended), 1);
     raw_unlease(&client, 0);
     raw_drop(&client, slab.id, 0, gen);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     raw_slab_close(&slab);
     raw_bye(&other);
     raw_bye(&client);
@@ -256,9 +247,9 @@ static void a_transit_outlives_its_maker_and_ends_by_its_limit(void **state) {
     assert_int_equal(raw_slab_open(&client, victim.slab, &slab), 0);
     victim_kill(&victim);
     assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_clients_died) == 1));
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     assert_true(RAW_UNTIL(raw_counter(&broker, CW_COUNTER_transits_expired) == 1));
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_slabs) == 0));
     raw_slab_close(&slab);
     raw_bye(&client);
@@ -277,10 +268,10 @@ static void death_gives_back_within_100_ms(void **state) {
         raw_unlease(&client, 0);
         raw_drop(&client, slab.id, 0, gen);
         assert_int_equal(raw_ping(&client), 0);
-        assert_false(is_free(&slab, 0)); /* the victim's lease holds it */
+        assert_false(raw_is_free(&slab, 0)); /* the victim's lease holds it */
         int64_t begun_ns = cw_now_ns();
         kill(victim.pid, SIGKILL);
-        assert_true(RAW_UNTIL(is_free(&slab, 0)));
+        assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
         int64_t took_ns = cw_now_ns() - begun_ns;
         best_ns = took_ns < best_ns ? took_ns : best_ns;
         waitpid(victim.pid, NULL, 0);
@@ -307,9 +298,9 @@ static void a_drop_that_was_never_told_is_found_at_death(void **state) {
     assert_int_equal(raw_ping(&client), 0);
     raw_unlease(&dier, 5); /* and no word */
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     raw_bye(&dier);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     raw_slab_close(&slab);
     raw_bye(&client);
 }
@@ -337,9 +328,9 @@ static void a_dead_makers_slab_is_adopted(void **state) {
     assert_int_equal(info.owner_session, client.session);
     assert_true(RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_orphan_slabs) == 0));
     /* The name still holds the dead maker's array, in what is our slab now. */
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     assert_int_equal(raw_remove(&client, "orphan"), 0);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     assert_true(RAW_UNTIL(CW_LOAD(S1, &client.shared->reclaimed, acquire) == 1));
     wish = (struct cw_slab_request){.slab = victim.slab};
     raw_post(&client, CW_OP_SLAB_CLOSE, 0, &wish, sizeof wish);
@@ -367,7 +358,7 @@ static void an_orphans_table_is_looked_at_once(void **state) {
     assert_int_equal(raw_call(&client, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), -ENOENT);
     CW_STORE(B7, &slab.table->blocks[0].word, before, release);
     assert_int_equal(raw_remove(&client, "large"), 0);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     assert_int_equal(raw_call(&client, CW_OP_SLAB_ADOPT, &wish, sizeof wish, &mail), 0);
     raw_slab_close(&slab);
     raw_bye(&client);
@@ -411,7 +402,7 @@ static void a_socket_that_ends_while_the_process_lives_keeps_leases(void **state
     raw_close(&other); /* this very process goes on: its mappings may be in use */
     assert_int_equal(raw_ping(&client), 0);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     assert_int_equal(raw_gauge(&broker, CW_GAUGE_clients), 2);
     raw_slab_close(&slab);
     raw_bye(&client);
@@ -442,9 +433,9 @@ static void a_fork_doubles_leases_until_its_pipe_ends(void **state) {
     raw_unlease(&client, 0);
     raw_drop(&client, slab.id, 0, gen);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     close(ends[1]);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     raw_slab_close(&slab);
     raw_bye(&client);
 }

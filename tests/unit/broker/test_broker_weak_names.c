@@ -26,20 +26,11 @@ static int start(void **state) {
 
 static int finish(void **state) {
     (void)state;
-    bool alive = raw_broker_reap(&broker, 0) == -1;
-    bool clean = RAW_UNTIL(raw_gauge(&broker, CW_GAUGE_clients) == 0);
-    if (!alive || !clean)
-        print_error("broker: %s\n", raw_broker_said(&broker));
-    raw_broker_remove(&broker);
-    return alive && clean ? 0 : -1;
+    return raw_broker_finish(&broker);
 }
 
 static uint64_t names(void) {
     return raw_gauge(&broker, CW_GAUGE_names);
-}
-
-static bool is_free(struct raw_slab *slab, uint32_t block) {
-    return cw_block_state(CW_LOAD(B10, &slab->table->blocks[block].word, seq_cst)) == CW_BLOCK_FREE;
 }
 
 static struct raw_client client_open(void) {
@@ -60,10 +51,10 @@ static void the_name_goes_with_the_last_who_has_it_open(void **state) {
     raw_drop(&maker, slab.id, 0, gen);
     assert_int_equal(raw_ping(&maker), 0);
     assert_int_equal(names(), 1);
-    assert_false(is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 0));
     raw_unlease(&other, 0);
     raw_drop(&other, slab.id, 0, gen);
-    assert_true(RAW_UNTIL(is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 0)));
     assert_true(RAW_UNTIL(names() == 0));
     assert_int_equal(raw_remove(&maker, "weak"), -ENOENT);
     raw_slab_close(&slab);
@@ -101,7 +92,7 @@ static void who_is_killed_takes_it_along(void **state) {
     assert_int_equal(names(), 1);
     kill(pid, SIGKILL);
     assert_int_equal(waitpid(pid, NULL, 0), pid);
-    assert_true(RAW_UNTIL(names() == 0 && is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(names() == 0 && raw_is_free(&slab, 0)));
     close(ends[0]);
     raw_slab_close(&slab);
     raw_bye(&maker);
@@ -154,16 +145,16 @@ static void removed_and_replaced_the_array_stays_with_its_holders(void **state) 
                      0);
     assert_int_equal(raw_put(&client, slab.id, 0, gen, 4096, "b", CW_PUT_REPLACE), 0);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0));
-    assert_false(is_free(&slab, 1));
+    assert_false(raw_is_free(&slab, 0));
+    assert_false(raw_is_free(&slab, 1));
     assert_int_equal(names(), 1);
     raw_unlease(&client, 1);
     raw_drop(&client, slab.id, 1, second);
-    assert_true(RAW_UNTIL(is_free(&slab, 1)));
+    assert_true(RAW_UNTIL(raw_is_free(&slab, 1)));
     raw_unlease(&client, 0);
     raw_drop(&client, slab.id, 0, gen);
     assert_int_equal(raw_ping(&client), 0);
-    assert_false(is_free(&slab, 0)); /* "b" is a usual name now */
+    assert_false(raw_is_free(&slab, 0)); /* "b" is a usual name now */
     raw_slab_close(&slab);
     raw_bye(&client);
 }
@@ -186,7 +177,7 @@ static void other_references_count_too(void **state) {
     assert_int_equal(raw_ping(&client), 0);
     assert_int_equal(names(), 1);
     raw_transit_end(&client, token);
-    assert_true(RAW_UNTIL(names() == 0 && is_free(&slab, 0)));
+    assert_true(RAW_UNTIL(names() == 0 && raw_is_free(&slab, 0)));
     raw_slab_close(&slab);
     raw_bye(&client);
 }

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
+#include <sched.h>
 #include <sys/mman.h>
 
 #include "shm/base/trace.h"
@@ -348,6 +349,87 @@ static void threads_that_ended_while_a_wait_rests_keep_no_place(void **state) {
     assert_true(own_under_way(&record) >= CW_TRACE_UNDER_WAY - 1);
 }
 
+/* Sleeps as often as a thread does that is traced now and then; how many of them quietly. */
+static unsigned sleep_often(struct cw_bell *bell) {
+    unsigned quiet = 0;
+    for (unsigned i = 0; i < 1000; i++) {
+        struct cw_trace_span span = {.kind = CW_TRACE_QUEUE_GET};
+        cw_trace_enter(&span);
+        cw_bell_sleep(bell, cw_bell_announce(bell) + 1, -1); /* ends at once */
+        quiet += span.quiet;
+        cw_trace_leave(&span, false);
+    }
+    return quiet;
+}
+
+static void a_thread_that_sleeps_all_the_time_is_traced_now_and_then(void **state) {
+    (void)state;
+    struct cw_bell bell = {0};
+    struct cw_trace_record record;
+    cw_trace_moment(CW_TRACE_WAKE, 0, 0);
+    uint64_t before = own_events();
+    unsigned quiet = sleep_often(&bell);
+    assert_true(quiet >= 500 && quiet < 1000); /* a slow machine: 8 in 2 ms */
+    assert_int_equal(own_events(), before + 1000 - quiet);
+    assert_int_equal(own_under_way(&record), 0);
+    struct cw_trace_span span = {.kind = CW_TRACE_QUEUE_GET};
+    do {
+        cw_trace_enter(&span);
+    } while (cw_bell_sleep(&bell, 0, 1000) == -ETIMEDOUT && !span.quiet &&
+             (cw_trace_leave(&span, false), true));
+    cw_trace_leave(&span, false); /* too short to be shown */
+    assert_int_equal(own_under_way(&record), 0);
+}
+
+static void *sleep_often_then_long(void *bell) {
+    struct cw_trace_span span = {.kind = CW_TRACE_QUEUE_GET, .subject = 77};
+    sleep_often(bell);
+    cw_trace_enter(&span);
+    int code = cw_bell_sleep(bell, cw_bell_announce(bell), -1);
+    cw_trace_leave(&span, code < 0);
+    return code == 0 ? bell : NULL;
+}
+
+static void its_sleep_that_lasts_is_shown_since_it_began(void **state) {
+    (void)state;
+    struct cw_bell bell = {0};
+    struct cw_trace_record record;
+    pthread_t thread;
+    void *result;
+    cw_trace_moment(CW_TRACE_WAKE, 0, 0);
+    int64_t begun_ns = cw_now_ns();
+    assert_int_equal(pthread_create(&thread, NULL, sleep_often_then_long, &bell), 0);
+    while (own_under_way(&record) == 0 || record.subject != 77) {
+        assert_true(cw_now_ns() - begun_ns < 20000000000);
+        sched_yield();
+    }
+    assert_true(record.begun_ns >= begun_ns && record.begun_ns <= cw_now_ns());
+    uint64_t before = own_events();
+    cw_bell_wake(&bell);
+    pthread_join(thread, &result);
+    assert_ptr_equal(result, &bell);
+    assert_true(own_events() >= before + 1);
+    assert_int_equal(own_under_way(&record), 0);
+}
+
+static void a_quiet_sleep_of_known_times_is_noted(void **state) {
+    (void)state;
+    struct cw_bell bell = {0};
+    cw_trace_moment(CW_TRACE_WAKE, 0, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        struct cw_trace_span span = {.kind = CW_TRACE_IDLE};
+        sleep_often(&bell);
+        do {
+            cw_trace_enter(&span);
+            cw_bell_sleep(&bell, 1, -1);
+        } while (!span.quiet && (cw_trace_leave(&span, false), true));
+        uint64_t before = own_events();
+        span.since_ns = 1000;
+        cw_trace_leave_at(&span, false, 1000 + CW_TRACE_SHORT_NS - (int64_t)i);
+        assert_int_equal(own_events(), before + 1 - i);
+    }
+}
+
 static void a_forked_child_has_its_own_trace(void **state) {
     (void)state;
     struct cw_trace_span span = {.kind = CW_TRACE_GET};
@@ -404,6 +486,9 @@ int main(void) {
         cmocka_unit_test(a_killed_writer_costs_a_place),
         cmocka_unit_test(random_bytes_lead_nowhere),
         cmocka_unit_test(a_span_that_never_began_leaves_nothing),
+        cmocka_unit_test(a_thread_that_sleeps_all_the_time_is_traced_now_and_then),
+        cmocka_unit_test(its_sleep_that_lasts_is_shown_since_it_began),
+        cmocka_unit_test(a_quiet_sleep_of_known_times_is_noted),
         cmocka_unit_test(a_forked_child_has_its_own_trace),
         cmocka_unit_test(parts_of_a_wait_are_one_call),
         cmocka_unit_test(threads_that_ended_while_a_wait_rests_keep_no_place),

@@ -46,19 +46,24 @@ def nodes(
     """A client, and a cluster by tls with so many workers on each node.
 
     Args:
-        told: JSON: the environment of each node's processes.
+        told: JSON: the environment of each node's processes; in it NETNS and HOST, if the node has a network namespace, and OUTSIDE,
+            the address of this process.
     """
     environments: dict[str, dict[str, str]] = json.loads(told)
     security, words = certificates()
     path = os.pathsep.join([os.path.dirname(__file__), os.environ["PYTHONPATH"]])
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"n_workers": 0, "dashboard_address": None, "security": security}
+        outside = next(iter(environments.values())).get("OUTSIDE")
+        options |= {"host": outside} if outside else {}
         made = stack.enter_context(LocalCluster(protocol="tls://", **options))
         for name, environment in environments.items():
             for i in range(workers):
                 process = subprocess.Popen(
                     [
+                        *(["ip", "netns", "exec", environment["NETNS"]] if outside else []),
                         *(sys.executable, "-m", "distributed.cli.dask_worker"),
+                        *(["--host", environment["HOST"]] if outside else []),
                         *(made.scheduler_address, *words, "--name", f"{name}-{i}"),
                         *("--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"),
                         *(["--preload", preload] if preload else []),

@@ -11,6 +11,7 @@ import bridge_support
 import pytest
 from dask_runs import run
 
+NO_NAMESPACES = bridge_support.namespaces_lacking()
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
 
@@ -25,16 +26,28 @@ def three():
 
 def told(net):
     """The environment of each node's processes."""
-    return json.dumps(
-        {
-            name: {key: node.environment[key] for key in ("CABLEWAY_DIR", "CABLEWAY_NODE_DIR")}
-            for name, node in net.nodes.items()
-        }
-    )
+    found = {}
+    for name, node in net.nodes.items():
+        found[name] = {key: node.environment[key] for key in ("CABLEWAY_DIR", "CABLEWAY_NODE_DIR")}
+        if node.netns:
+            found[name] |= {
+                "NETNS": node.netns,
+                "HOST": node.host,
+                "OUTSIDE": bridge_support.OUTSIDE,
+            }
+    return json.dumps(found)
 
 
 def test_an_array_crosses_each_link_once(three, tmp_path):
     run("dask_nodes.py", "once_a_node", tmp_path, {}, told(three), "2", "32")
+
+
+@pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES)
+def test_256_mib_to_12_workers_of_three_namespaces_cross_each_link_once(tmp_path):
+    with bridge_support.net("a", "b", "c", namespaces=True) as made:
+        made.acquaint("--read", "dask/*")
+        made.start()
+        run("dask_nodes.py", "once_a_node", tmp_path, {}, told(made), "4", "256")
 
 
 @pytest.mark.parametrize("name", ["names_end", "refused"])

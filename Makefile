@@ -267,7 +267,7 @@ fuzz: $(VENV)/made.stamp
 # Each call site of each allocation and system call fails once (tests/faults). FAULTS: options of faults.py.
 faults: $(PACKAGE) $(VENV)/deps-test.stamp faults-programs
 	@$(RUN) --timeout 36000 "faults:tests/faults/faults.py $(FAULTS)"
-soak: $(PACKAGE) $(VENV)/deps-test.stamp test-programs
+soak: $(PACKAGE) $(VENV)/deps-test.stamp $(DASK) test-programs
 	@CABLEWAY_SOAK=1 $(RUN) --timeout 36000 $(filter stress:% crash:% model:%,$(TEST_PROGRAMS)) "protocol:tests/protocol.sh 3600" $(if $(filter %/fuzz_link,$(FUZZERS)),"fuzz:tests/fuzz.sh 3600 fuzz_bridge fuzz_link") "py:pytest tests/py"
 # Many real nodes on 127.0.0.0/8: memory, CPU, links (tools/bench/studies/bench_nodes.py). NODES='--nodes 100' for fewer.
 nodes1000: $(PACKAGE)

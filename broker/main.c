@@ -52,6 +52,8 @@ static void print_help(void) {
         "                       asked for (default: 60; 0: for ever)\n"
         "  --link-idle SECONDS  close a connection to another node that nobody used for so long\n"
         "                       (default: 60; 0: never, and all are made at the start)\n"
+        "  --fan-out N          send a sealed array to so many nodes, and refer others to them\n"
+        "                       (default: 16; 0: send it to all)\n"
         "  --config FILE        configuration (default: $CABLEWAY_CONFIG, else\n"
         "                       ~/.config/cableway/cableway.conf; /etc/cableway.conf is read\n"
         "                       before it)\n"
@@ -81,19 +83,13 @@ static int parse_seconds(const char *text, int64_t *out_ns) {
 }
 
 static const struct option names[] = {
-    {"foreground", no_argument, NULL, 'f'},
-    {"idle-exit", required_argument, NULL, 'i'},
-    {"dir", required_argument, NULL, 'd'},
-    {"config", required_argument, NULL, 'c'},
-    {"listen", required_argument, NULL, 'l'},
-    {"peer", required_argument, NULL, 'p'},
-    {"node", required_argument, NULL, 'n'},
-    {"streams", required_argument, NULL, 'S'},
-    {"stall", required_argument, NULL, 'T'},
-    {"link-idle", required_argument, NULL, 'I'},
-    {"version", no_argument, NULL, 'V'},
-    {"help", no_argument, NULL, 'h'},
-    {NULL, 0, NULL, 0},
+    {"foreground", no_argument, NULL, 'f'},    {"idle-exit", required_argument, NULL, 'i'},
+    {"dir", required_argument, NULL, 'd'},     {"config", required_argument, NULL, 'c'},
+    {"listen", required_argument, NULL, 'l'},  {"peer", required_argument, NULL, 'p'},
+    {"node", required_argument, NULL, 'n'},    {"streams", required_argument, NULL, 'S'},
+    {"stall", required_argument, NULL, 'T'},   {"link-idle", required_argument, NULL, 'I'},
+    {"fan-out", required_argument, NULL, 'F'}, {"version", no_argument, NULL, 'V'},
+    {"help", no_argument, NULL, 'h'},          {NULL, 0, NULL, 0},
 };
 
 /* Returns 1 when the program is to go on, else its exit code in *exit_code. */
@@ -129,6 +125,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
         case 'S':
         case 'T':
         case 'I':
+        case 'F':
             options->bridge = true;
             if (cwd_remote_option(&options->remote,
                                   found == 'l'   ? "--listen"
@@ -136,6 +133,7 @@ static int parse_arguments(int argc, char **argv, struct cwd_options *options, i
                                   : found == 'n' ? "--node"
                                   : found == 'T' ? "--stall"
                                   : found == 'I' ? "--link-idle"
+                                  : found == 'F' ? "--fan-out"
                                                  : "--streams",
                                   optarg, "the command line") != 0) {
                 fprintf(stderr, "cablewayd: %s\n", cw_detail());

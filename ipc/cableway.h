@@ -199,7 +199,15 @@ enum cw_array_flags {
      * cw_array_put, cw_tree_put: the name ends when this process ends, however it ends, or closes
      * the client; who has the array open keeps it. -EINVAL with CW_KEEP, or of another node's name.
      */
-    CW_TIED = 8192
+    CW_TIED = 8192,
+    /*
+     * cw_array_put: nobody writes to the array's memory any more, under whatever name. Whoever
+     * opens it from now on has it read-only; also if the put fails. Who has it open for writing,
+     * the caller too, must not write: nothing stops them, and readers would not agree. Other nodes
+     * may then have its bytes from each other (cablewayd --fan-out). -EINVAL of another node's
+     * name.
+     */
+    CW_SEAL = 16384
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the

@@ -344,6 +344,7 @@ enum cw_remote_verb {
     CW_REMOTE_VERBS
 };
 #define CW_STALL_MAX_S 86400u /* --stall: seconds in which nothing comes of what was asked */
+#define CW_FAN_OUT_MAX 4096u  /* --fan-out: nodes to which one sends a sealed array itself */
 #define CW_IDLE_MAX_S  86400u /* --link-idle: seconds until an unused connection ends */
 #define CW_STREAMS_MAX 16u    /* --streams: connections of the bridge to one node */
 /* GET of a tree's part, in flags: the part (block) of version `gen` of the tree that the owner's

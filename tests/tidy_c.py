@@ -49,7 +49,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "broker/bridge": (
         "shm/base", "ipc", "ipc/base", "ipc/request", "broker/core/table.h", "broker/roles/verdict.h", "broker/bridge/io",
         "broker/bridge/tls", "broker/bridge/wire", "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch",
-        "broker/bridge/local", "broker/bridge/cli",
+        "broker/bridge/relay", "broker/bridge/local", "broker/bridge/cli",
     ),
     # A thread runs streams.
     "broker/bridge/io": ("shm/base", "ipc", "broker/bridge/memory.h", "broker/bridge/wire", "broker/bridge/link/stream.h"),
@@ -61,11 +61,15 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     ),
     "broker/bridge/serve": (
         "shm/base", "ipc", "ipc/base", "ipc/request", "ipc/array", "ipc/tree/index.h", "broker/bridge", "broker/bridge/wire",
-        "broker/bridge/link", "broker/bridge/fetch", "broker/bridge/local",
+        "broker/bridge/link", "broker/bridge/fetch", "broker/bridge/relay", "broker/bridge/local",
     ),
     "broker/bridge/fetch": (
         "shm/base", "ipc", "ipc/base", "ipc/array", "ipc/tree/tree.h", "broker/bridge", "broker/bridge/wire", "broker/bridge/link",
-        "broker/bridge/local",
+        "broker/bridge/relay", "broker/bridge/local",
+    ),
+    "broker/bridge/relay": (
+        "shm/base", "ipc", "ipc/base", "ipc/request", "broker/bridge", "broker/bridge/tls", "broker/bridge/wire",
+        "broker/bridge/link", "broker/bridge/serve", "broker/bridge/fetch", "broker/bridge/local",
     ),
     "broker/bridge/local": (
         "shm/base", "shm/names", "ipc", "ipc/base", "ipc/request", "ipc/array", "ipc/tree/tree.h", "broker/bridge",

@@ -93,6 +93,7 @@ _Static_assert(CWB_OUT_MAX + 3 * CWB_LISTS_BYTES + CWB_WAITS_MAX * 512 + CWB_WAT
                "a peer's part of the bridge's memory");
 
 struct cwb_replica_cache;
+struct cwb_fan_out;
 struct cwb_job;
 struct cwb_jobs;
 struct cwb_lingering;
@@ -112,6 +113,7 @@ struct cwb_options {
     bool use_epoll;
     int64_t stall_ns; /* --stall; 0: for ever */
     int64_t idle_ns;  /* --link-idle; 0: links are dialed at the start, and kept */
+    uint32_t fan_out; /* --fan-out: to how many nodes one sends a sealed array; 0: to all */
     uint32_t streams; /* --streams: connections to one peer over which large arrays are read: 1, its
                          link; else so many streams, and the link is none of them; 0: as cores */
 };
@@ -178,6 +180,7 @@ struct cwb_bridge {
     struct cwb_spin spin;            /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */
     uint64_t stamp;                  /* floor.h: of the last question or fact */
+    struct cwb_fan_out *fan_outs;    /* fan_out.c: by the entry of a put */
     struct cwb_watched *watched;     /* watch.c: what peers want to be told of, */
     struct cwb_watched *watch_at;    /* the next to be looked at, since all are; NULL: none, */
     bool watch_again;                /* and then all once more */

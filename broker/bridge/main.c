@@ -18,6 +18,7 @@
 #include "broker/bridge/cli/keygen.h"
 #include "broker/bridge/cli/peers.h"
 #include "broker/bridge/link/idle.h"
+#include "broker/bridge/relay/fan_out.h"
 #include "broker/bridge/tls/folder.h"
 #include "broker/roles/verdict.h"
 
@@ -55,6 +56,15 @@ static int parse_idle(const char *text, int64_t *out_ns) {
     return 0;
 }
 
+static int parse_fan_out(const char *text, uint32_t *out) {
+    char *end;
+    unsigned long nodes = strtoul(text, &end, 10);
+    if (*end || end == text || nodes > CW_FAN_OUT_MAX)
+        return cw_fail(-EINVAL, "--fan-out %.32s: it is 0 to %u", text, CW_FAN_OUT_MAX);
+    *out = (uint32_t)nodes;
+    return 0;
+}
+
 /* The broker waits for how our start went (broker/roles/verdict.h); one write, with its end. */
 static void say(bool tell, const char *kind, const char *text) {
     char line[CW_DETAIL_MAX + 8];
@@ -66,19 +76,19 @@ static void say(bool tell, const char *kind, const char *text) {
     close(CWD_TELL_FD);
 }
 
+static int refused(void) {
+    cwb_log("cannot run: %s", cw_detail());
+    return 2;
+}
+
 static int parse_run(int argc, char **argv, struct cwb_options *options, long *parent, bool *tell) {
     static const struct option names[] = {
-        {"socket", required_argument, NULL, 's'},
-        {"parent", required_argument, NULL, 'P'},
-        {"listen", required_argument, NULL, 'l'},
-        {"peer", required_argument, NULL, 'p'},
-        {"node", required_argument, NULL, 'n'},
-        {"streams", required_argument, NULL, 'S'},
-        {"stall", required_argument, NULL, 'T'},
-        {"link-idle", required_argument, NULL, 'i'},
-        {"epoll", no_argument, NULL, 'e'},
-        {"tell", no_argument, NULL, 't'},
-        {NULL, 0, NULL, 0},
+        {"socket", required_argument, NULL, 's'},  {"parent", required_argument, NULL, 'P'},
+        {"listen", required_argument, NULL, 'l'},  {"peer", required_argument, NULL, 'p'},
+        {"node", required_argument, NULL, 'n'},    {"streams", required_argument, NULL, 'S'},
+        {"stall", required_argument, NULL, 'T'},   {"link-idle", required_argument, NULL, 'i'},
+        {"fan-out", required_argument, NULL, 'f'}, {"epoll", no_argument, NULL, 'e'},
+        {"tell", no_argument, NULL, 't'},          {NULL, 0, NULL, 0},
     };
     int found;
     while ((found = getopt_long(argc, argv, "", names, NULL)) >= 0) {
@@ -103,22 +113,20 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
             options->node = optarg;
             break;
         case 'S':
-            if (parse_streams(optarg, &options->streams) != 0) {
-                cwb_log("cannot run: %s", cw_detail());
-                return 2;
-            }
+            if (parse_streams(optarg, &options->streams) != 0)
+                return refused();
             break;
         case 'T':
-            if (parse_stall(optarg, &options->stall_ns) != 0) {
-                cwb_log("cannot run: %s", cw_detail());
-                return 2;
-            }
+            if (parse_stall(optarg, &options->stall_ns) != 0)
+                return refused();
             break;
         case 'i':
-            if (parse_idle(optarg, &options->idle_ns) != 0) {
-                cwb_log("cannot run: %s", cw_detail());
-                return 2;
-            }
+            if (parse_idle(optarg, &options->idle_ns) != 0)
+                return refused();
+            break;
+        case 'f':
+            if (parse_fan_out(optarg, &options->fan_out) != 0)
+                return refused();
             break;
         case 'e':
             options->use_epoll = true;
@@ -136,7 +144,8 @@ static int parse_run(int argc, char **argv, struct cwb_options *options, long *p
 static int run(int argc, char **argv) {
     struct cwb_bridge bridge;
     struct cwb_options options = {.stall_ns = CWB_STALL_S * 1000000000LL,
-                                  .idle_ns = CWB_IDLE_S * 1000000000LL};
+                                  .idle_ns = CWB_IDLE_S * 1000000000LL,
+                                  .fan_out = CWB_FAN_OUT};
     char folder[PATH_MAX];
     long parent = 0;
     bool tell = false;

@@ -36,7 +36,8 @@ static char *read_line(char *text, int text_bytes, void *context) {
 
 static int bridge_value(struct reading *reading, const char *name, const char *value,
                         const char *where) {
-    static const char *const known[] = {"listen", "peer", "node", "streams", "stall", "link-idle"};
+    static const char *const known[] = {"listen", "peer",      "node",   "streams",
+                                        "stall",  "link-idle", "fan-out"};
     char option[16];
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(name, known[i]) != 0)
@@ -45,8 +46,8 @@ static int bridge_value(struct reading *reading, const char *name, const char *v
         return cwd_remote_option(reading->remote, option, value, where);
     }
     return cw_fail(-EINVAL,
-                   "%.300s: [bridge] has no \"%.64s\"; listen, peer, node, streams, stall "
-                   "and link-idle are what it has",
+                   "%.300s: [bridge] has no \"%.64s\"; listen, peer, node, streams, stall, "
+                   "link-idle and fan-out are what it has",
                    where, name);
 }
 

@@ -65,6 +65,11 @@ int cwd_remote_option(struct cwd_remote_options *options, const char *option, co
             "%.300s: link-idle = %.32s: it is for how many seconds a connection to another "
             "node is kept that nobody uses, 0 (for ever) to %u",
             where, value, CW_IDLE_MAX_S);
+    if (strcmp(option, "--fan-out") == 0 && !number_valid(value, 0, CW_FAN_OUT_MAX))
+        return cw_fail(-EINVAL,
+                       "%.300s: fan-out = %.32s: it is to how many nodes this one sends a sealed "
+                       "array itself, 0 (all) to %u",
+                       where, value, CW_FAN_OUT_MAX);
     char host[CW_ADDRESS_MAX + 1], port[8];
     bool listens = strcmp(option, "--listen") == 0, bare = listens && is_port(value);
     if (listens && !bare && port_valid(value) && !cw_address_split(value, host, port))

@@ -24,9 +24,7 @@
 _Static_assert(CW_NAMESPACE_MAX + 1 + CW_NAME_MAX + 1 <= CW_KEY_MAX, "a key fits");
 
 int cw_name_key_make(cw_client *client, const char *name, struct cw_name_key *key) {
-    if (!client)
-        return cw_needs("a client");
-    int code = cw_client_usable(client);
+    int code = client ? cw_client_usable(client) : cw_needs("a client");
     if (code || (code = cw_name_check(name)) != 0)
         return code;
     size_t space = strlen(client->name_space) + 1, length = strlen(name);
@@ -280,10 +278,10 @@ static int put_here(cw_array *array, const char *name, int gpu, uint32_t flags,
 static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const cw_layout *layout,
                uint64_t offset_bytes) {
     struct cw_name_key key;
-    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_TIED | CW_REMOTE_READ))
+    if (flags & ~(uint32_t)(CW_REPLACE | CW_KEEP | CW_TIED | CW_REMOTE_READ | CW_SEAL))
         return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP, CW_TIED and "
-                       "CW_REMOTE_READ",
+                       "flags 0x%x: cw_array_put knows CW_REPLACE, CW_KEEP, CW_TIED, "
+                       "CW_REMOTE_READ and CW_SEAL",
                        flags);
     int code = cw_put_flags_check(flags);
     if (code == 0)
@@ -306,6 +304,8 @@ static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const
                        "\"%s\" is a name of this node: the array is named where it lies; copy it "
                        "to cuda:%d and name the copy",
                        name, gpu);
+    if (flags & CW_SEAL)
+        cw_array_freeze(array);
     return cw_name_key_put(array, &key, flags, layout, offset_bytes);
 }
 
@@ -427,8 +427,7 @@ static int list_add(struct list *list, const char *name, size_t length) {
     return 0;
 }
 
-/* All names with this key prefix. -EAGAIN: the directory was rebuilt in the middle. The lock is
- * held. */
+/* All names with this prefix. -EAGAIN: the directory was rebuilt meanwhile. The lock is held. */
 static int list_names(cw_client *client, const struct cw_name_key *prefix, struct list *list) {
     struct cw_found found;
     uint64_t cursor = 0;

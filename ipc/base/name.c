@@ -137,7 +137,11 @@ uint32_t cw_put_flags_of(uint32_t flags) {
 int cw_remote_put_check(uint32_t flags) {
     if (flags & CW_TIED)
         return cw_fail(-EINVAL, "a name of another node cannot end with a process of this one: put "
-                                "it without CW_TIED, and remove it");
+                                "it without CW_TIED (tied=True), and remove it");
+    if (flags & CW_SEAL)
+        return cw_fail(-EINVAL,
+                       "an array cannot be sealed on another node: put it there unsealed, or "
+                       "put it here, where others get it");
     return flags & CW_REMOTE_READ
                ? cw_fail(-EINVAL, "remote reading cannot be allowed from another node: put the "
                                   "array on its own node with remote reading allowed")

@@ -629,6 +629,12 @@ def make(
 new = Array._new
 
 
+def reopened(array: Array) -> Array:
+    """The same array, opened once more, read-only, by a lease of its own."""
+    handle, dtype, shape, strides, offset, _, name, address = array.reduce(transit=False)[1]
+    return open_handle(handle, dtype, shape, strides, offset, True, name, address)
+
+
 def open_handle(
     handle: bytes,
     dtype: str,

@@ -59,7 +59,7 @@ def put(
     meta: Any = None,
     if_version: int | None = None,
     hashed: bool | None = None,
-    seal: bool = True,
+    seal: bool | None = None,
     max_old: int | None = None,
     timeout: float | None = 0,
 ) -> Tree: ...
@@ -84,6 +84,7 @@ def put(
     copy: bool | None = None,
     remote: str | None = None,
     device: str | None = None,
+    seal: bool | None = None,
 ) -> Array: ...
 def put(
     name: str,
@@ -99,7 +100,7 @@ def put(
     if_version: int | None = None,
     as_tree: bool | None = None,
     hashed: bool | None = None,
-    seal: bool = True,
+    seal: bool | None = None,
     max_old: int | None = None,
     timeout: float | None = 0,
 ) -> Any:
@@ -133,8 +134,9 @@ def put(
         meta: for a tree: an object that JSON can represent, for its readers.
         if_version: for a tree: put it only if the name means this version; 0: only if the name does not exist.
         hashed: for a tree: whether its leaves get a hash, for `Tree.verify`; None: only those in host memory.
-        seal: for a tree: False: this process may go on to write its leaves on GPUs, by `Tree.update` of what is returned. Such a
-            tree has no hashes, and cannot be got with `swappable=True` or from another node.
+        seal: for an array: True: nobody writes to its memory any more. It is read-only for whoever opens it, also for who puts it, and
+            many nodes get it from each other; who has it open for writing must not write. Not for //NODE/NAME. For a tree: False:
+            this process may write its leaves on GPUs, by `Tree.update`; no hashes then, no `swappable=True`, no other nodes.
         max_old: for a tree: how many versions before the new one processes may have open, the one that it replaces included, when
             it is put (`cableway ls --old` lists them). If there are more, nothing is copied until they are closed.
         timeout: only with max_old: seconds to wait for that, None: for ever; then `LimitExceeded`, which names the processes.
@@ -171,10 +173,6 @@ def put(
             raise ValueError(
                 "keep=True keeps the name until it is removed, tied=True ends it with this process; leave one of them out"
             )
-        if encoded[:2] == b"//":
-            raise ValueError(
-                f'"{name}": a name of another node cannot end with a process of this one; put it without tied=True, and remove it'
-            )
         flags |= lib.CW_TIED
     tree.check_timeout(timeout, max_old)
     copy, hashed = optional_flag("copy", copy), optional_flag("hashed", hashed)
@@ -186,7 +184,7 @@ def put(
     if as_tree or (as_tree is None and tree.is_tree(array)):
         if hashed is not None:
             flags |= lib.CW_TREE_HASH if hashed else lib.CW_TREE_NO_HASH
-        if not flag("seal", seal):
+        if optional_flag("seal", seal) is False:
             if hashed or remote is not None:
                 raise ValueError(
                     "seal=False: the tree changes in place, so it has no hashes and is not for other nodes; leave hashed= and remote= out"
@@ -203,10 +201,11 @@ def put(
             max_old=max_old,
             timeout=timeout,
         )
-    if (meta, if_version, hashed, seal, max_old) != (None, None, None, True, None):
+    if (meta, if_version, hashed, max_old) != (None, None, None, None):
         raise ValueError(
-            "meta=, if_version=, hashed=, seal= and max_old= are only for trees; put a dict of arrays, or leave them out"
+            "meta=, if_version=, hashed= and max_old= are only for trees; put a dict of arrays, or leave them out"
         )
+    flags |= lib.CW_SEAL if optional_flag("seal", seal) else 0
     there = device if encoded[:2] == b"//" else None
     if not replace and encoded[:2] != b"//":
         _check_free(name, encoded)
@@ -218,7 +217,8 @@ def put(
     else:
         place = b"cuda:0" if there == "cuda" else there.encode()
         check(lib.cw_array_put_at(lease.pointer, encoded, place, flags, layout.c, found._offset))
-    return arrays.make(lease, layout, found._offset, name, found._memory)
+    named = arrays.make(lease, layout, found._offset, name, found._memory)
+    return arrays.reopened(named) if seal else named
 
 
 def _check_free(name: str, encoded: bytes) -> None:

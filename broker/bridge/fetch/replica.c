@@ -8,7 +8,6 @@
 
 #include "broker/bridge/bridge.h"
 #include "broker/bridge/fetch/co_located.h"
-#include "broker/bridge/fetch/download.h"
 #include "broker/bridge/fetch/floor.h"
 #include "broker/bridge/fetch/invalidation.h"
 #include "broker/bridge/fetch/replica_form.h"
@@ -20,6 +19,7 @@
 #include "broker/bridge/local/fast_path.h"
 #include "broker/bridge/local/replica_cache.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/relay/redirect.h"
 #include "broker/bridge/wire/frame.h"
 #include "ipc/base/hash.h"
 #include "ipc/array/remote_name.h"
@@ -44,6 +44,8 @@ static void replica_free(struct cwb_replica *replica) {
         cwb_peer_forget(replica->peer, &replica->waiter);
     if (replica->asked)
         cwb_request_forget(replica->asked);
+    cwb_redirect_cancel(replica->redirect);
+    cwb_relay_end(replica);
     cwb_download_cancel(&replica->download);
     cwb_floor_leave(replica);
     cwb_replica_release_array(replica);
@@ -102,8 +104,10 @@ void cwb_replica_begin(struct cwb_replica *replica) {
     replica->bridge->tick_now = true;
 }
 
-/* What was being fetched is given up, and fetched again. */
-static void begin_anew(struct cwb_replica *replica) {
+void cwb_replica_anew(struct cwb_replica *replica) {
+    cwb_redirect_cancel(replica->redirect);
+    replica->redirect = NULL;
+    cwb_relay_end(replica);
     cwb_replica_cache_remove(replica);
     cwb_replica_release_array(replica);
     replica->held = replica->whole = replica->named = false;
@@ -119,9 +123,9 @@ static void end(struct cwb_replica *replica) {
         replica_free(replica);
         return;
     }
-    replica->tries = replica->unused = 0;
+    replica->tries = replica->unused = replica->referrals = 0;
     replica->waited = true;
-    begin_anew(replica);
+    cwb_replica_anew(replica);
 }
 
 void cwb_replica_fail(struct cwb_replica *replica, int status) {
@@ -160,7 +164,7 @@ void cwb_replica_again(struct cwb_replica *replica) {
     if (++replica->tries >= TRIES)
         cwb_replica_fail(replica, -EHOSTUNREACH); /* who has time left asks again */
     else
-        begin_anew(replica);
+        cwb_replica_anew(replica);
 }
 
 void cwb_replica_hurry(struct cwb_replica *replica) {
@@ -268,6 +272,7 @@ void cwb_replica_put(struct cwb_replica *replica) {
     replica->whole = true;
     replica->put = put;
     replica->came = memcpy(came, meta, put.meta_bytes);
+    cwb_relay_whole(replica);
     if (cwb_floor_stands(replica))
         cwb_floor_raise(replica);
     else
@@ -282,49 +287,6 @@ void cwb_replica_put(struct cwb_replica *replica) {
         cwb_replica_let_go(replica);
     else
         ask_name(replica, &put, batched);
-}
-
-static void on_downloaded(struct cwb_download *download, int status) {
-    struct cwb_replica *replica =
-        (struct cwb_replica *)((char *)download - offsetof(struct cwb_replica, download));
-    if (status == 0)
-        cwb_replica_put(replica);
-    else if (status == -ESTALE || status == -EAGAIN)
-        cwb_replica_again(replica);
-    else
-        cwb_replica_fail(replica, status);
-}
-
-static void on_array(void *owner, int code, cw_array *array) {
-    struct cwb_replica *replica = owner;
-    if (code) {
-        char sentence[CW_DETAIL_MAX];
-        strcpy(sentence, cw_detail());
-        if (!replica->opened.inside)
-            cwb_download_refuse(replica->peer, replica->run, replica->opened.source);
-        cw_fail(code, "%s", sentence);
-        cwb_replica_fail(replica, code);
-        return;
-    }
-    replica->array = array;
-    if (replica->opened.inside) {
-        code = replica->opened.size_bytes
-                   ? cw_array_write(array, 0, replica->came + replica->opened.meta_bytes,
-                                    replica->opened.size_bytes)
-                   : 0;
-        if (code)
-            cwb_replica_fail(replica, code);
-        else
-            cwb_replica_put(replica);
-        return;
-    }
-    replica->download = (struct cwb_download){.on_done = on_downloaded,
-                                              .bridge = replica->bridge,
-                                              .peer = replica->peer,
-                                              .source = replica->opened.source,
-                                              .size_bytes = replica->opened.size_bytes,
-                                              .array = array};
-    cwb_download_begin(&replica->download, replica->run);
 }
 
 static void on_opened(struct cwb_request *request, const struct cwb_frame *frame) {
@@ -362,8 +324,11 @@ static void on_opened(struct cwb_request *request, const struct cwb_frame *frame
     memcpy(replica->came, frame->meta, frame->meta_bytes);
     if (inside_bytes)
         memcpy(replica->came + frame->meta_bytes, frame->data, inside_bytes);
-    if (!replica->on_gpu)
-        cwb_local_new(replica->bridge, frame->opened.size_bytes, on_array, replica);
+    cwb_relay_know(replica, &frame->referral);
+    if (*frame->referral.node)
+        cwb_redirect_begin(replica, &frame->referral);
+    else if (!replica->on_gpu)
+        cwb_replica_fetch(replica, replica->peer, frame->opened.source, 0);
     else if (frame->opened.inside)
         cwb_replica_receive(replica, &(struct cwb_gpu_receive_spec){
                                          .inside = replica->came + frame->opened.meta_bytes});

@@ -41,7 +41,7 @@
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/fetch/gpu_receive.h"
 #include "broker/bridge/link/peer.h"
-#include "broker/bridge/local/job.h"
+#include "broker/bridge/relay/relay.h"
 #include "broker/bridge/wire/frame.h"
 
 struct cwb_replica {
@@ -80,7 +80,12 @@ struct cwb_replica {
     struct cwb_job *late; /* asked when it was stale already: what is fetched next is theirs */
     struct cwb_request *asked;
     struct cwb_opened opened;
-    uint64_t run;
+    struct cwb_peer *from;         /* who sends its bytes, by the number source, */
+    uint64_t source, run;          /* and the run of its bridge */
+    int64_t wait_ns;               /* as the download's */
+    struct cwb_redirect *redirect; /* its owner refers us to another node; NULL: it does not */
+    unsigned referrals;            /* that failed */
+    struct cwb_relay relay;        /* other nodes that are referred to us */
     uint8_t *came;   /* OPEN's reply: the meta, then the bytes if they are inside; malloced.
                       * Whole: the meta of put */
     cw_array *array; /* whole: our hold on it; HELD in host memory: none, its name holds it */
@@ -91,6 +96,11 @@ struct cwb_replica {
 void cwb_replica_begin(struct cwb_replica *replica);
 /* What was being fetched is given up, and fetched again, TRIES times at most (replica.c). */
 void cwb_replica_again(struct cwb_replica *replica);
+/* The same, of which another node than its owner did not bring the bytes. */
+void cwb_replica_anew(struct cwb_replica *replica);
+/* opened and came are set: memory is made for its bytes, and they are read from that peer. */
+void cwb_replica_fetch(struct cwb_replica *replica, struct cwb_peer *from, uint64_t source,
+                       int64_t wait_ns);
 /* All who wait hear this thread's sentence; it is gone. */
 void cwb_replica_fail(struct cwb_replica *replica, int status);
 /* array is there, whole and checked: it gets its name. */

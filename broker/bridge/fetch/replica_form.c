@@ -10,6 +10,7 @@
 
 #include <string.h>
 
+#include "broker/bridge/relay/fan_out.h"
 #include "broker/bridge/wire/frame.h"
 #include "ipc/array/remote_name.h"
 #include "ipc/base/meta.h"
@@ -51,8 +52,11 @@ void cwb_replica_describe(struct cwb_replica *replica, const struct cwb_replica_
 }
 
 uint32_t cwb_replica_question(const struct cwb_replica *replica, struct cwb_key *key, char *text) {
+    uint32_t more = replica->referrals ? CWB_REFER | CWB_FAILED : CWB_REFER;
+    if (replica->on_gpu || replica->referrals > CWB_REFERRALS_MAX)
+        more = 0;
     *key = (struct cwb_key){.key_bytes = replica->name_bytes,
-                            .flags = replica->is_part ? CWB_PART : CWB_WATCH};
+                            .flags = replica->is_part ? CWB_PART : CWB_WATCH | more};
     memcpy(text, replica->there.text, replica->name_bytes);
     if (!replica->is_part)
         return replica->name_bytes;

@@ -336,6 +336,7 @@ struct cwb_request *cwb_link_open(struct cwb_link *link, struct cwb_key *key, co
     if (!request)
         return NULL;
     link->changed_left += key->flags & CWB_WATCH;
+    request->may_refer = key->flags & CWB_REFER;
     /* Who has much under way waits for bytes anyway. */
     request->ahead = ahead ? CWB_AHEAD_MAX : 0;
     if (link->request_count >= AHEAD_UNTIL || !may_go(link, request))

@@ -59,6 +59,7 @@ struct cwb_request { /* ours, under way on one link */
     /* OPEN: how many READs came with it. CLOSE that came with one: how many of these are not
      * answered yet. */
     uint32_t ahead;
+    bool may_refer;              /* OPEN: with CWB_REFER */
     struct cwb_request *closing; /* READ that came with an OPEN: its CLOSE; NULL: there is none */
     struct cwb_request *backlog_next;
     /* What is answered at once, or when the asked side has read something of ours: it fails when

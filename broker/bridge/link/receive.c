@@ -157,6 +157,8 @@ static int take_reply(struct cwb_link *link, const struct cwb_frame *frame) {
         return cw_fail(-EPROTO, "a reply with op %u to nothing that was asked", frame->head.op);
     if (request->op == CWB_CLOSE && request->ahead)
         return cw_fail(-EPROTO, "the hash of an array before its bytes");
+    if (frame->referral.turn && !request->may_refer)
+        return cw_fail(-EPROTO, "a referral to another node that was not asked for");
     if (request->op == CWB_OPEN && frame->head.status == 0) {
         int code = cwb_link_expect(link, request, &frame->opened);
         if (code)

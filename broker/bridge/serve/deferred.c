@@ -119,7 +119,7 @@ struct lookup { /* a served's owner */
     struct cwb_bridge *bridge;
     struct cwb_served *served; /* NULL: it was cancelled, or refused, or its link ended */
     struct cwb_frame frame;
-    struct cw_name_key key;
+    struct cw_name_key key; /* the frame's */
 };
 
 static void cancel(struct cwb_served *served) {
@@ -141,6 +141,11 @@ static void mapped(void *owner, int code) {
 }
 
 void cwb_defer(struct cwb_link *link, const struct cwb_frame *frame) {
+    cwb_defer_for(link, frame, NULL);
+}
+
+void cwb_defer_for(struct cwb_link *link, const struct cwb_frame *frame,
+                   const struct cw_name_key *key) {
     int code = cwb_deferred_refuse(link->bridge, frame->head.op, false);
     struct lookup *lookup = code ? NULL : calloc(1, sizeof *lookup);
     struct cwb_served *served = lookup ? cwb_served_new(link, frame) : NULL;
@@ -157,6 +162,7 @@ void cwb_defer(struct cwb_link *link, const struct cwb_frame *frame) {
                                        .open = frame->open,
                                        .part = frame->part,
                                        .after = frame->after,
+                                       .ticket = frame->ticket,
                                        .key = lookup->key.text,
                                        .key_bytes = frame->key_bytes};
     lookup->served = served;
@@ -164,5 +170,5 @@ void cwb_defer(struct cwb_link *link, const struct cwb_frame *frame) {
     lookup->served->on_cancel = cancel;
     if (frame->head.op != CWB_WAIT)
         cwb_deferred_begin(lookup->served);
-    cwb_local_map(link->bridge, &lookup->key, mapped, lookup);
+    cwb_local_map(link->bridge, key ? key : &lookup->key, mapped, lookup);
 }

@@ -12,9 +12,13 @@
 struct cwb_bridge;
 struct cwb_link;
 struct cwb_served;
+struct cw_name_key;
 
 /* A look-up for which something is not mapped: it is served again when it is. */
 void cwb_defer(struct cwb_link *link, const struct cwb_frame *frame);
+/* The same, where what is mapped has another key than the one that was asked for; NULL: that. */
+void cwb_defer_for(struct cwb_link *link, const struct cwb_frame *frame,
+                   const struct cw_name_key *key);
 /* From now on it waits for the broker, and is refused (cwb_served_refuse) if that stands: it has an
  * on_cancel. May be repeated. */
 void cwb_deferred_begin(struct cwb_served *served);

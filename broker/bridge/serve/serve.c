@@ -17,6 +17,8 @@
 #include "broker/bridge/link/streams.h"
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/once.h"
+#include "broker/bridge/relay/fan_out.h"
+#include "broker/bridge/relay/relay.h"
 #include "broker/bridge/serve/deferred.h"
 #include "broker/bridge/serve/incoming_put.h"
 #include "broker/bridge/serve/name_lists.h"
@@ -165,13 +167,27 @@ static uint16_t ahead_of(const struct cwb_link *link, const struct cwb_frame *fr
     return (uint16_t)(asked < there ? asked : there);
 }
 
+/* Might the peer have its bytes from another node? */
+static bool may_fan_out(const struct cwb_link *link, const struct cwb_frame *frame,
+                        const struct cw_found *found, const cw_array *array, bool on_gpu) {
+    return frame->open.flags & CWB_REFER && link->bridge->options.fan_out && !on_gpu &&
+           !(found->entry.flags & CW_ENTRY_TREE) && found->entry.size_bytes >= CWB_RELAY_MIN &&
+           found->entry.size_bytes <= CWB_RELAY_MAX && cw_array_sealed(array) == 1;
+}
+
 /* By an upload of an array, which is taken over; on a GPU its bytes are still to come. */
 static void answer_by_upload(struct cwb_link *link, const struct cwb_frame *frame,
                              const struct cw_found *found, cw_array *array, bool on_gpu) {
     struct cwb_opened opened = opened_of(link, found);
+    struct cwb_referral referral = {.turn = 0};
     struct cwb_upload *upload;
+    if (may_fan_out(link, frame, found, array, on_gpu) &&
+        cwb_fan_out(link, frame, found, array, &referral))
+        return;
     struct iovec parts[] = {{&opened, sizeof opened},
-                            {(void *)(uintptr_t)found->meta, opened.meta_bytes}};
+                            {(void *)(uintptr_t)found->meta, opened.meta_bytes},
+                            {&referral, referral.turn ? sizeof referral : 0}};
+    opened.inside = referral.turn ? CWB_REFERRED : 0;
     bool all = false;
     opened.ahead = on_gpu ? 0 : ahead_of(link, frame, opened.size_bytes, &all);
     int code = on_gpu ? cwb_upload_new_staged(link->bridge, link->peer, array, opened.size_bytes,
@@ -183,7 +199,7 @@ static void answer_by_upload(struct cwb_link *link, const struct cwb_frame *fram
         cw_array_close(array);
     else
         opened.source = cwb_upload_id(upload);
-    answer(link, frame, code, parts, 2);
+    answer(link, frame, code, parts, 3);
     if (code == 0 && opened.ahead)
         cwb_upload_push(link, frame, upload, opened.ahead);
 }
@@ -429,7 +445,10 @@ int cwb_serve(struct cwb_link *link, const struct cwb_frame *frame) {
         cwb_link_reply(link, CWB_PING, frame->head.id, 0, NULL, NULL, 0);
         return 0;
     case CWB_OPEN:
-        serve_open(link, frame);
+        if (frame->open.flags & CWB_TICKET)
+            cwb_relay_serve(link, frame);
+        else
+            serve_open(link, frame);
         return 0;
     case CWB_READ:
         return cwb_upload_serve_read(link, frame);

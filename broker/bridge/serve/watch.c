@@ -24,6 +24,7 @@
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/local/job.h"
 #include "broker/bridge/memory.h"
+#include "broker/bridge/relay/fan_out.h"
 #include "broker/bridge/wire/frame.h"
 #include "ipc/request/socket.h"
 #include "shm/base/wait.h"
@@ -83,6 +84,7 @@ static void unset(struct cwb_bridge *bridge, struct cwb_watched *watched, struct
     watched->bits[peer->number / 64] &= ~(1ull << peer->number % 64);
     peer->watches--;
     watched->peers--;
+    cwb_fan_out_leave(bridge, watched->entry, peer);
     drop_unwatched(bridge, watched);
 }
 

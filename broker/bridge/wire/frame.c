@@ -121,8 +121,9 @@ static int check_meta(const uint8_t *meta, uint32_t meta_bytes, uint64_t size_by
 
 /* Metadata, and the data if they are inside. names: a list of names has no metadata. */
 static int take_array(const uint8_t **at, uint32_t *left, uint64_t size_bytes, uint32_t meta_bytes,
-                      uint32_t inside, uint64_t source, bool names, struct cwb_frame *out) {
-    if (size_bytes > CWB_ARRAY_MAX || inside > 1 || (source == 0) != (inside == 1) ||
+                      uint32_t inside, uint64_t source, bool names, bool elsewhere,
+                      struct cwb_frame *out) {
+    if (size_bytes > CWB_ARRAY_MAX || inside > 1 || (source == 0) != (inside == 1 || elsewhere) ||
         meta_bytes > CW_META_MAX || (inside && size_bytes > CWB_INLINE_MAX) ||
         (!inside && size_bytes == 0))
         return form("size");
@@ -170,6 +171,14 @@ static int take_more(uint32_t op, const uint8_t **at, uint32_t *left, struct cwb
                    ? 0
                    : form("part");
     }
+    if (op == CWB_OPEN && out->open.flags & CWB_TICKET) {
+        more = take(at, left, sizeof out->ticket);
+        if (more)
+            memcpy(&out->ticket, more, sizeof out->ticket);
+        return more && out->ticket.instance && out->ticket.entry && out->ticket.turn
+                   ? 0
+                   : form("ticket");
+    }
     if (op == CWB_WAIT && out->open.flags & CWB_AFTER) {
         more = take(at, left, sizeof out->after);
         if (more)
@@ -177,6 +186,19 @@ static int take_more(uint32_t op, const uint8_t **at, uint32_t *left, struct cwb
         return more ? 0 : form("version");
     }
     return 0;
+}
+
+/* Those of OPEN, WAIT and NAMES. */
+static bool flags_valid(uint32_t op, uint32_t flags) {
+    const uint32_t plain = CWB_WATCH | CWB_PART | CWB_PUT_PART | CWB_REFER | CWB_FAILED;
+    if (op != CWB_OPEN)
+        return !(flags & ~(uint32_t)(op == CWB_NAMES ? CWB_ABOUT : CWB_AFTER));
+    if (flags & CWB_TICKET)
+        return flags == CWB_TICKET;
+    return !(flags & ~(uint32_t)(plain | CWB_AHEAD)) && flags >> CWB_AHEAD_SHIFT <= CWB_AHEAD_MAX &&
+           (flags & CWB_PART || !(flags & CWB_PUT_PART)) &&
+           (!(flags & CWB_REFER) || (flags & (CWB_WATCH | CWB_PART)) == CWB_WATCH) &&
+           (flags & CWB_REFER || !(flags & CWB_FAILED));
 }
 
 static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct cwb_frame *out) {
@@ -190,13 +212,7 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
     case CWB_NAMES:
         code = take_key(&at, &left, out->open.key_bytes,
                         op == CWB_NAMES && !(out->open.flags & CWB_ABOUT), out);
-        if (code == 0 &&
-            (out->open.flags &
-                 ~(uint32_t)(op == CWB_OPEN    ? CWB_WATCH | CWB_PART | CWB_PUT_PART | CWB_AHEAD
-                             : op == CWB_NAMES ? CWB_ABOUT
-                                               : CWB_AFTER) ||
-             out->open.flags >> CWB_AHEAD_SHIFT > CWB_AHEAD_MAX ||
-             (out->open.flags & CWB_PUT_PART && !(out->open.flags & CWB_PART))))
+        if (code == 0 && !flags_valid(op, out->open.flags))
             code = form("flags");
         if (code == 0)
             code = take_more(op, &at, &left, out);
@@ -219,7 +235,7 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
         code = take_key(&at, &left, out->offer.key_bytes, false, out);
         if (code == 0)
             code = take_array(&at, &left, out->offer.size_bytes, out->offer.meta_bytes,
-                              out->offer.inside, out->offer.source, false, out);
+                              out->offer.inside, out->offer.source, false, false, out);
         break;
     case CWB_REMOVE:
         if (out->remove.flags & ~(uint32_t)CWB_AGAIN)
@@ -247,14 +263,37 @@ static int parse_request(uint32_t op, const uint8_t *at, uint32_t left, struct c
     return code == 0 && left && forms[op].exact % 2 == 0 ? form("length") : code;
 }
 
+/* What stands behind the meta of what was opened; elsewhere: no source does. */
+static int take_referral(const uint8_t **at, uint32_t *left, bool elsewhere,
+                         struct cwb_referral *out) {
+    const void *more = take(at, left, sizeof *out);
+    if (!more)
+        return form("referral");
+    memcpy(out, more, sizeof *out);
+    if (!out->turn || out->node[CW_NODE_MAX] || (*out->node != 0) != elsewhere ||
+        (elsewhere && !cw_node_valid(out->node)))
+        return form("referral");
+    return 0;
+}
+
+static int parse_opened(uint32_t op, const uint8_t *at, uint32_t left, struct cwb_frame *out) {
+    struct cwb_opened *opened = &out->opened;
+    const bool referred = op == CWB_OPEN && opened->inside == CWB_REFERRED;
+    const bool elsewhere = referred && opened->source == 0;
+    if (referred)
+        opened->inside = 0;
+    int code = take_array(&at, &left, opened->size_bytes, opened->meta_bytes, opened->inside,
+                          opened->source, op == CWB_NAMES, elsewhere, out);
+    if (code == 0 && referred)
+        code = take_referral(&at, &left, elsewhere, &out->referral);
+    if (code == 0 && opened->ahead && (opened->inside || elsewhere || op == CWB_NAMES))
+        code = form("count");
+    return code == 0 && left ? form("length") : code;
+}
+
 static int parse_reply(uint32_t op, const uint8_t *at, uint32_t left, struct cwb_frame *out) {
-    if (op == CWB_OPEN || op == CWB_NAMES) {
-        int code = take_array(&at, &left, out->opened.size_bytes, out->opened.meta_bytes,
-                              out->opened.inside, out->opened.source, op == CWB_NAMES, out);
-        if (code == 0 && out->opened.ahead && (out->opened.inside || op == CWB_NAMES))
-            code = form("count");
-        return code == 0 && left ? form("length") : code;
-    }
+    if (op == CWB_OPEN || op == CWB_NAMES)
+        return parse_opened(op, at, left, out);
     if (op == CWB_OFFER && left) {
         if (left != sizeof out->put_done)
             return form("length");

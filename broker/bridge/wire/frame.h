@@ -31,8 +31,8 @@
 #include "shm/names/directory.h"
 
 #define CWB_MAGIC          0x6567646972627763ull /* "cwbridge" */
-#define CWB_VERSION        4u
-#define CWB_VERSION_MIN    4u
+#define CWB_VERSION        5u
+#define CWB_VERSION_MIN    5u
 #define CWB_INLINE_MAX     (16u << 10)  /* arrays up to here go inside OPEN's reply and OFFER */
 #define CWB_FRAME_MAX      (32u << 10)  /* of any frame but a READ's reply */
 #define CWB_READ_MAX       (256u << 10) /* bytes that one READ asks for; agreed by HELLO */
@@ -103,6 +103,11 @@ enum cwb_open_flags {
     /* With CWB_PART: of a tree that this side OFFERs under that name: instance and version are
      * those of the OFFER's token. */
     CWB_PUT_PART = 4,
+    /* With CWB_WATCH: the reply may refer the asker to another node that has the same bytes. */
+    CWB_REFER = 8,
+    CWB_FAILED = 16, /* with CWB_REFER: the node that the last reply named did not bring them */
+    /* Behind the key a struct cwb_ticket: this side's replica of a third node's array. */
+    CWB_TICKET = 32,
     /*
      * A number, from bit CWB_AHEAD_SHIFT on: so many READs come with it, of the agreed read_max (in
      * whole CWB_READ_MIN) each, from the first byte on, and behind them, if they are all of the
@@ -123,20 +128,35 @@ struct cwb_part {               /* OPEN with CWB_PART */
     uint32_t number;            /* of the part, in the index */
     uint32_t reserved;          /* 0 */
 };
+struct cwb_ticket {           /* OPEN with CWB_TICKET: what the owner said of its array */
+    uint64_t instance, entry; /* neither 0 */
+    uint64_t turn;            /* the asker's, not 0: it waits for nobody whose turn is later */
+    uint64_t secret[2];
+};
+#define CWB_DIGEST_BYTES 32u /* SHA-256 */
+/* In the reply to an OPEN with CWB_REFER, behind the meta (relay/fan_out.h). */
+struct cwb_referral {
+    uint64_t turn;      /* the asker's among those that the owner told of this array, not 0 */
+    uint64_t secret[2]; /* by which others that may read it are known */
+    uint8_t digest[CWB_DIGEST_BYTES]; /* of all bytes, if node is one; else zero */
+    char node[CW_NODE_MAX + 1]; /* which has it, or will; terminated, the rest zero; all zero: the
+                                   bytes are here, as ever */
+};
 struct cwb_after {              /* WAIT with CWB_AFTER */
     uint64_t instance, version; /* a later one, or any of another instance; instance 0: this one */
 };
 struct cwb_opened {      /* then meta_bytes of meta, then size_bytes of data if inside */
-    uint64_t source;     /* to READ and CLOSE; 0 if inside */
+    uint64_t source;     /* to READ and CLOSE; 0 if inside, or at the node that is referred to */
     uint64_t size_bytes; /* of the array */
     uint64_t instance;   /* of the owner's broker, and which put of it this is: two opened arrays */
     uint64_t entry;      /* with both the same are the same array */
     uint64_t hash;       /* XXH3, 64 bits, if inside, else 0 */
-    uint16_t inside;     /* 1: the data follow */
-    uint16_t ahead;      /* so many of the READs that came with the OPEN are answered; if these are
-                            all of the array, the CLOSE, too; of others nothing is heard */
+    uint16_t inside; /* 1: the data follow; CWB_REFERRED: a struct cwb_referral does (parsed: 0) */
+    uint16_t ahead;  /* so many of the READs that came with the OPEN are answered; if these are
+                        all of the array, the CLOSE, too; of others nothing is heard */
     uint32_t meta_bytes;
 };
+#define CWB_REFERRED 2u
 struct cwb_read { /* READ; its reply begins with the same */
     uint64_t source;
     uint64_t offset_bytes;
@@ -191,7 +211,8 @@ _Static_assert(sizeof(struct cwb_hello) == 112 && sizeof(struct cwb_key) == 8 &&
                    sizeof(struct cwb_offer) == 64 && sizeof(struct cwb_remove) == 32 &&
                    sizeof(struct cwb_changed) == 24 && sizeof(struct cwb_streams_said) == 8 &&
                    sizeof(struct cwb_stream_hello) == 24 && sizeof(struct cwb_part) == 24 &&
-                   sizeof(struct cwb_after) == 16 && sizeof(struct cwb_put_done) == 8,
+                   sizeof(struct cwb_after) == 16 && sizeof(struct cwb_put_done) == 8 &&
+                   sizeof(struct cwb_ticket) == 40 && sizeof(struct cwb_referral) == 120,
                "layout");
 
 #define CWB_HEAD_BYTES ((uint32_t)sizeof(struct cw_message))
@@ -213,9 +234,11 @@ struct cwb_frame { /* a parsed frame; the pointers lead into the bytes that were
         struct cwb_streams_said streams;
         struct cwb_stream_hello stream;
     };
-    struct cwb_part part;   /* OPEN with CWB_PART; else zero */
-    struct cwb_after after; /* WAIT with CWB_AFTER; else zero */
-    const char *key;        /* namespace, NUL, name; of NAMES the name is a prefix */
+    struct cwb_part part;         /* OPEN with CWB_PART; else zero */
+    struct cwb_after after;       /* WAIT with CWB_AFTER; else zero */
+    struct cwb_ticket ticket;     /* OPEN with CWB_TICKET; else zero */
+    struct cwb_referral referral; /* OPEN's reply with one; else zero: turn 0 */
+    const char *key;              /* namespace, NUL, name; of NAMES the name is a prefix */
     uint32_t key_bytes;
     const uint8_t *meta;
     uint32_t meta_bytes;

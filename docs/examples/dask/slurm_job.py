@@ -1,4 +1,5 @@
-"""One array on all workers of a SLURM job, which lies once in the memory of each node: sbatch slurm_job.sbatch [--mib N]
+"""One array on all workers of a SLURM job, which lies once in the memory of each node: sbatch slurm_job.sbatch [--mib N], or, with
+bridges between the nodes, sbatch slurm_nodes.sbatch [--mib N]
 
 SLURM starts this program once for each task of the job. The first one becomes the scheduler, the second one goes on with the program
 below, all others become workers.
@@ -21,14 +22,14 @@ def table(mib: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(7).random(mib << 17)
 
 
-def column_sum(x: np.ndarray[Any, Any], part: int, parts: int) -> float:
+def part_sum(x: np.ndarray[Any, Any], part: int, parts: int) -> float:
     """A share of the work on it."""
     return float(x[part::parts].sum())
 
 
-def shared(key: str, *, dask_worker: Any) -> bool:
-    """Whether a worker's array is a view of shared memory."""
-    return cableway.dask.shared_bytes(dask_worker.data.get(key)) > 0
+def is_shared(x: np.ndarray[Any, Any]) -> bool:
+    """Whether the array is a view of shared memory here."""
+    return cableway.dask.shared_bytes(x) > 0
 
 
 def main() -> None:
@@ -41,13 +42,15 @@ def main() -> None:
         workers = [*client.scheduler_info(n_workers=-1)["workers"]]
         x = client.submit(table, mib)
         sums = [
-            client.submit(column_sum, x, part, len(workers), workers=[worker])
+            client.submit(part_sum, x, part, len(workers), workers=[worker])
             for part, worker in enumerate(workers)
         ]
         found, expected = sum(client.gather(sums)), float(table(mib).sum())
         assert abs(found - expected) < 1e-6 * expected, (found, expected)
-        views = sum(client.run(shared, x.key).values())
-        print(f"{len(workers)} workers, sum {found:.1f}, {views} of them see shared memory")
+        views = [client.submit(is_shared, x, workers=[worker], pure=False) for worker in workers]
+        print(
+            f"{len(workers)} workers, sum {found:.1f}, {sum(client.gather(views))} of them see shared memory"
+        )
 
 
 if __name__ == "__main__":

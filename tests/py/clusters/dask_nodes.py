@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,24 @@ def nodes(
     """A client, and a cluster by tls with so many workers on each node.
 
     Args:
-        told: JSON: the environment of each node's processes.
+        told: JSON: the environment of each node's processes; in it PORT of its bridge, and NETNS and HOST, if the node has a network
+            namespace, and OUTSIDE, the address of this process.
     """
     environments: dict[str, dict[str, str]] = json.loads(told)
     security, words = certificates()
     path = os.pathsep.join([os.path.dirname(__file__), os.environ["PYTHONPATH"]])
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {"n_workers": 0, "dashboard_address": None, "security": security}
+        outside = next(iter(environments.values())).get("OUTSIDE")
+        options |= {"host": outside} if outside else {}
         made = stack.enter_context(LocalCluster(protocol="tls://", **options))
         for name, environment in environments.items():
             for i in range(workers):
                 process = subprocess.Popen(
                     [
+                        *(["ip", "netns", "exec", environment["NETNS"]] if outside else []),
                         *(sys.executable, "-m", "distributed.cli.dask_worker"),
+                        *(["--host", environment["HOST"]] if outside else []),
                         *(made.scheduler_address, *words, "--name", f"{name}-{i}"),
                         *("--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"),
                         *(["--preload", preload] if preload else []),
@@ -217,6 +223,47 @@ def killed(told: str, what: str, rounds: str, mib: str = "24") -> None:
                     os.kill(pid, signal.SIGKILL)
             assert client.gather(sums) == [c.total_of(size, i)] * len(everyone), i
             del x, sums
+        _none_left(told)
+
+
+def _cut(environment: dict[str, str]) -> int:
+    """Resets all connections that a node's bridge has accepted, as a broken network would; returns how many."""
+    inside = ["ip", "netns", "exec", environment["NETNS"]] if "NETNS" in environment else []
+    done = subprocess.run(
+        [*inside, "ss", "-KtnH", "state", "established", "sport", "=", f":{environment['PORT']}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return len(done.stdout.splitlines())
+
+
+def _checksum(x: Any) -> int:
+    return zlib.crc32(memoryview(x).cast("B"))
+
+
+def cut(told: str, most: str, mib: str = "24") -> None:
+    """Connections between bridges are reset in the midst of transfers, so many times: no byte is wrong, and nothing stays."""
+    environments, size, cuts, number = json.loads(told), int(mib), 0, 0
+    seed = int(os.environ.get("CABLEWAY_SEED", random.randrange(1 << 32)))
+    print("seed", seed)
+    chance = random.Random(seed)
+    with nodes(told, 2) as (client, places):
+        client.amm.stop()
+        everyone = [w for of in places.values() for w in of]
+        while cuts < int(most):
+            number += 1
+            x = client.submit(c.made, size, fill=number, workers=[chance.choice(everyone)])
+            wait(x)
+            sums = [client.submit(_checksum, x, workers=[w], pure=False) for w in everyone]
+            while not all(future.done() for future in sums):
+                cuts += _cut(environments[chance.choice([*places])])
+                time.sleep(chance.random() * 0.1)
+            expected = _checksum(c.made(size, fill=number))
+            assert client.gather(sums) == [expected] * len(everyone), number
+            del x, sums
+        said = f"{cuts} connections were cut while {number} arrays went to three nodes"
+        print(said, file=sys.stderr)
         _none_left(told)
 
 

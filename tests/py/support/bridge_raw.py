@@ -43,7 +43,7 @@ def frame(
 
 
 def hello(
-    *, magic: int = MAGIC, versions: tuple[int, int] = (4, 4), run: int = 7, read: int = 262144,
+    *, magic: int = MAGIC, versions: tuple[int, int] = (5, 5), run: int = 7, read: int = 262144,
     requests: int = 1024, node: bytes = b"raw", instance: int = 9,
 ) -> bytes:  # fmt: skip
     """The greeting."""

@@ -26,6 +26,7 @@ import cableway as cw
 from cableway._core import programs
 
 PORT = 7400
+OUTSIDE = "10.213.7.254"  # where nodes in namespaces reach this process
 # Most tests look at links that nothing uses: they are made at the start, and kept. test_bridge_idle.py has the others.
 LINK_IDLE = os.environ.get("CABLEWAY_TEST_LINK_IDLE", "0")
 # AddressSanitizer keeps what was freed, 256 MiB of it by default: what a process of ours may have more then.
@@ -209,6 +210,7 @@ class Net:
         if namespaces:
             ip("link", "add", f"{self.tag}br", "type", "bridge")
             ip("link", "set", f"{self.tag}br", "up")
+            ip("addr", "add", f"{OUTSIDE}/24", "dev", f"{self.tag}br")  # who is on no node
         for i, name in enumerate(names):
             host = f"10.213.7.{i + 1}" if namespaces else "127.0.0.1"
             netns = f"{self.tag}{name}" if namespaces else None

@@ -7,8 +7,9 @@
 Their keys and peers are those of one SLURM job (`cableway peers from-slurm`), with addresses in place of host names. What
 is measured: memory (Pss, so that what processes share counts once) and CPU of all brokers and bridges while nothing is
 asked; how long it takes until every node has read an array of one node at once (the storm: all dial the same one); how
-many links there are then, and after nobody has used them; and that the living still reach each other when a tenth of
-the nodes was killed. No node has a link that it does not use. It takes no more than --memory-gib: if the first 20 nodes say
+many links there are then, and after nobody has used them. Then each node gets a sealed array of 1 MiB of one node, and so much
+the most sent that any of them sent; and another one, while a tenth of them is killed, after which the living still reach each
+other. No node has a link that it does not use. It takes no more than --memory-gib: if the first 20 nodes say
 that all would take more, fewer are made, which the table says. A figure that misses is no error; a node that cannot be
 reached is.
 """
@@ -25,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -188,6 +190,97 @@ def together(numbers: list[int], act: object, at_once: int = 16) -> float:
     return time.monotonic() - begun
 
 
+class Sent:
+    """How many bytes each node has sent over the connections that it accepted, looked at twice a second."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[tuple[str, str], int] = {}
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+
+    def _look(self) -> None:
+        told = subprocess.run(
+            ["ss", "-tinHO", "src", f":{PORT}"], capture_output=True, text=True, check=True
+        )
+        for line in told.stdout.splitlines():
+            found = re.search(r"bytes_sent:(\d+)", line)
+            _, _, _, here, there, *_ = line.split()
+            if found:
+                self.bytes[here, there] = int(found[1])
+
+    def _run(self) -> None:
+        while not self.over.wait(0.5):
+            self._look()
+
+    def __enter__(self) -> Sent:
+        self._look()
+        self.before = dict(self.bytes)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.thread.join()
+        self._look()
+
+    def times(self, nbytes: int) -> list[float]:
+        """How often each node sent so many bytes, the most first."""
+        total: dict[str, int] = {}
+        for (here, there), sent in self.bytes.items():
+            total[here] = total.get(here, 0) + sent - self.before.get((here, there), 0)
+        return sorted((sent / nbytes for sent in total.values()), reverse=True)
+
+
+PUT = """
+import sys, numpy as np, cableway as cw
+cw.put(sys.argv[1], np.random.default_rng(len(sys.argv[1])).integers(0, 256, 1 << 20, np.uint8), keep=True, seal=True)
+"""
+
+
+def to_all(cluster: Cluster, name: str, others: list[int], dead: list[int], at_once: int) -> None:
+    """A sealed array of 1 MiB from the first node to all others; some of these are killed meanwhile."""
+    subprocess.run(
+        [sys.executable, "-c", PUT, name], env={**cluster.environment(1), "PYTHONPATH": os.pathsep.join(sys.path)}, check=True
+    )  # fmt: skip
+    cluster.run(1, "get", name, str(cluster.root / "original.npy"))
+    original = (cluster.root / "original.npy").read_bytes()
+    chance = random.Random(8)
+    killed: set[int] = set()
+    due = dict(
+        zip(chance.sample(others, len(dead)), dead, strict=True)
+    )  # who dies before who reads
+
+    def read(number: int) -> None:
+        if number in due:
+            killed.add(due[number])
+            cluster.brokers[due[number]].send_signal(signal.SIGKILL)
+        if number in killed:  # a command would start a broker there
+            return
+        file = cluster.root / f"{name_of(number)}.npy"
+        try:
+            cluster.run(number, "get", f"//n0001/{name}", str(file))
+        except RuntimeError:
+            if number in killed:
+                return
+            raise
+        if file.read_bytes() != original:
+            raise RuntimeError(f"node {name_of(number)} has other bytes of {name}")
+        file.unlink()
+
+    with Sent() as sent:
+        seconds = together(others, read, at_once)
+    times = sent.times(1 << 20)
+    row(
+        f"1 MiB to all{f', {len(dead)} killed meanwhile' if dead else ''}",
+        f"{seconds:.1f} s, {1e3 * seconds / len(others):.1f} ms each",
+    )
+    row(
+        "  sent by one node at most; by how many at all",
+        f"{times[0]:.2f} times; {sum(found > 0.5 for found in times)} nodes",
+    )
+    row("  links then", str(links()))
+
+
 def measure(cluster: Cluster, options: argparse.Namespace) -> None:
     """All of it."""
     row(
@@ -242,10 +335,10 @@ def measure(cluster: Cluster, options: argparse.Namespace) -> None:
     kib = memory_kib(pids)
     row("memory then", f"{kib / (1 << 20):.2f} GiB")
 
-    dead = random.Random(7).sample(range(2, count + 1), count // 10)
-    for number in dead:
-        cluster.brokers[number].send_signal(signal.SIGKILL)
+    to_all(cluster, "first", others, [], options.at_once)
+    dead = random.Random(7).sample(others, count // 10)
     alive = [number for number in range(1, count + 1) if number not in dead]
+    to_all(cluster, "second", others, dead, options.at_once)
     pairs = dict(zip(alive, alive[1:] + alive[:1], strict=True))
     seconds = together(
         alive,

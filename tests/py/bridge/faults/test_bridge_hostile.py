@@ -187,7 +187,7 @@ BREACHES = {
     "no-hello": (b"", frame(raw.PING)),
     "wrong-magic": (hello(magic=1), b""),
     "older-version": (hello(versions=(0, 0)), b""),
-    "other-version": (hello(versions=(5, 9)), b""),
+    "other-version": (hello(versions=(6, 9)), b""),
     "no-run": (hello(run=0), b""),
     "no-broker": (hello(instance=0), b""),
     "small-read": (hello(read=100), b""),
@@ -236,13 +236,13 @@ BREACHES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("versions", [(0, 0), (5, 9)])
+@pytest.mark.parametrize("versions", [(0, 0), (4, 4), (6, 9)])
 def test_who_speaks_another_version_is_told_which_this_is(
     nodes: tuple[Node, Node, Node], versions: tuple[int, int]
 ) -> None:
     _, b, evil = nodes
     with Raw(evil.keys, b.port, hello(versions=versions)) as connection:
-        assert connection.versions() == (4, 4)
+        assert connection.versions() == (5, 5)
         assert connection.ended()
     assert eventually(lambda: "speaks versions {} to {}".format(*versions) in b.said())
 

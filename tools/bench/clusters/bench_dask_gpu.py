@@ -1,0 +1,167 @@
+"""CuPy arrays from one Dask worker to another, on one GPU and between two, and when their maker is killed.
+
+    python tools/bench/clusters/bench_dask_gpu.py [--mib 1024] [--rounds 9] [--stock]
+
+It needs CuPy, NumPy, Dask, and the package; with one GPU the lines of two are left out. Where Dask comes as wheels in a folder:
+`python -m pip install --no-index --find-links FOLDER --no-deps --target site FOLDER/*.whl`, and PYTHONPATH=site. Each worker sees one GPU,
+as dask-cuda has it. A sample is one `get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do:
+of an array that was never sent (first), and once more (again). The raw copy is CuPy's, between the two GPUs, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+RAW = """
+import sys, time, cupy
+nbytes, times = int(sys.argv[1]), []
+with cupy.cuda.Device(0):
+    x = cupy.ones(nbytes // 8)
+with cupy.cuda.Device(1):
+    y = cupy.empty_like(x)
+    for _ in range(12):
+        cupy.cuda.Device(1).synchronize()
+        begin = time.perf_counter()
+        y.data.copy_from_device_async(x.data, nbytes, cupy.cuda.get_current_stream())
+        cupy.cuda.Device(1).synchronize()
+        times.append(time.perf_counter() - begin)
+print(min(times[2:]) * 1000)
+"""
+
+
+def made(mib: int, fill: float, log: str) -> Any:
+    """An array on the worker's GPU; a line in the log for each time that it is made."""
+    import cupy  # noqa: PLC0415
+
+    with open(log, "a") as lines:
+        lines.write("made\n")
+    x = cupy.full(mib * MIB // 8, fill)
+    cupy.cuda.Device().synchronize()
+    return x
+
+
+def total(x: Any) -> float:
+    """Its sum, and that it is on a GPU."""
+    import cupy  # noqa: PLC0415
+
+    assert isinstance(x, cupy.ndarray)
+    return float(x.sum())
+
+
+async def fetched(key: str, maker: str, dask_worker: Any) -> float:
+    """Milliseconds until it is here."""
+    import cupy  # noqa: PLC0415
+    from distributed.worker import get_data_from_worker  # noqa: PLC0415
+
+    cupy.cuda.Device().synchronize()
+    begin = time.perf_counter()
+    reply = await get_data_from_worker(dask_worker.rpc, [key], maker, who=dask_worker.address)
+    cupy.cuda.Device().synchronize()
+    taken = (time.perf_counter() - begin) * 1000
+    assert isinstance(reply["data"][key], cupy.ndarray)
+    return taken
+
+
+@contextlib.contextmanager
+def workers(gpus: dict[str, str], stock: bool) -> Iterator[tuple[Any, dict[str, str]]]:
+    """A client, and the address of each worker by its name; gpus: which one each sees."""
+    from distributed import Client, LocalCluster  # noqa: PLC0415
+
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(n_workers=0, dashboard_address=None))
+        for name, gpu in gpus.items():
+            words = ["--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
+            words += ["--memory-limit", "0", *([] if stock else ["--preload", "cableway.dask"])]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, *words],
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+                stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        client = stack.enter_context(Client(cluster))
+        client.wait_for_workers(len(gpus), timeout=120)
+        client.amm.stop()
+        told = client.scheduler_info(n_workers=-1)["workers"]
+        yield client, {info["name"]: address for address, info in told.items()}
+
+
+def measured(
+    client: Any, maker: str, taker: str, options: argparse.Namespace, log: str
+) -> dict[str, float]:
+    """Medians of milliseconds, first and again."""
+    samples: dict[str, list[float]] = {"first": [], "again": []}
+    for turn in range(options.rounds + 1):  # the first one warms up
+        x = client.submit(made, options.mib, float(turn), log, workers=[maker], pure=False)
+        client.gather(client.submit(total, x, workers=[maker], pure=False))
+        for what in samples:
+            found = client.run(fetched, x.key, maker, workers=[taker])[taker]
+            if turn:
+                samples[what].append(found)
+        x.release()
+    return {what: statistics.median(found) for what, found in samples.items()}
+
+
+def killed(client: Any, places: dict[str, str], options: argparse.Namespace, log: str) -> str:
+    """The maker is killed after another worker had it: whether a third one computes with it, and it was not made again."""
+    Path(log).write_text("")
+    maker, taker, third = places["a"], places["b"], places["c"]
+    x = client.submit(made, options.mib, 3.0, log, workers=[maker], allow_other_workers=True)
+    expected = 3.0 * options.mib * MIB / 8
+    assert client.submit(total, x, workers=[taker], pure=False).result() == expected
+    os.kill(client.run(os.getpid, workers=[maker])[maker], signal.SIGKILL)
+    assert client.submit(total, x, workers=[third], pure=False).result(120) == expected
+    times = Path(log).read_text().count("made")
+    return f"the right sum, made {times} time{'s' * (times > 1)}"
+
+
+def main() -> None:
+    """Prints tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--mib", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--stock", action="store_true", help="Dask without cableway")
+    options = parser.parse_args()
+    if not options.stock:
+        import cableway.dask  # noqa: F401, PLC0415
+
+    import cupy  # noqa: PLC0415
+
+    two = cupy.cuda.runtime.getDeviceCount() > 1
+    gpus = {"a": "0", "b": "0", "c": "0", **({"d": "1"} if two else {})}
+    kind = "stock" if options.stock else "cableway"
+    print(f"| {options.mib} MiB, {options.rounds} rounds, {kind} | first, ms | again, ms |")
+    print("|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder, workers(gpus, options.stock) as (client, places):
+        log = f"{folder}/log"
+        same = measured(client, places["a"], places["b"], options, log)
+        print(f"| one GPU | {same['first']:.2f} | {same['again']:.2f} |", flush=True)
+        rows = [("same GPU: at most 1 ms", f"{same['again']:.2f} ms", same["again"] <= 1)]
+        if two:
+            other = measured(client, places["a"], places["d"], options, log)
+            print(f"| two GPUs | {other['first']:.2f} | {other['again']:.2f} |", flush=True)
+            words = [sys.executable, "-c", RAW, str(options.mib * MIB)]
+            raw = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
+            part = raw / other["again"]
+            rows.append(("other GPU: at least 0.9 of a raw copy", f"{part:.2f} ({raw:.2f} ms)", part >= 0.9))  # fmt: skip
+        found = killed(client, places, options, log)
+        rows.append(("the producer is killed", found, found.endswith("made 1 time")))
+    print("\n| promise | found | |\n|---|---|---|")
+    for promise, value, kept in rows:
+        print(f"| {promise} | {value} | {'met' if kept else '**MISSED**'} |")
+
+
+if __name__ == "__main__":
+    main()

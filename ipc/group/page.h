@@ -185,6 +185,7 @@ struct cw_group {
     struct group_member members[CW_GROUP_RANKS_MAX];
     uint16_t rank_of[CW_GROUP_RANKS_MAX]; /* by slot; CW_GROUP_RANKS_MAX: of no member */
     struct group_sources sources;         /* of the operation that runs */
+    struct group_views *views;            /* the same (collective.c); NULL: not yet needed */
 };
 
 /* The next sleep of a wait: they grow, so that a death is noticed at most as long after it as the

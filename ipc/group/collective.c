@@ -39,8 +39,9 @@
 #define PAST_CACHES (4u << 20) /* results from so many bytes on are stored past the caches */
 #define SLICE_ALIGN 64u
 
-/* What was opened, or is known of the members, after the first meeting. */
-struct views {
+/* What was opened, or is known of the members, after the first meeting. Only what the group has
+ * members of is written and read. */
+struct group_views {
     cw_array *send[CW_GROUP_RANKS_MAX], *receive[CW_GROUP_RANKS_MAX];
     cw_handle stage[CW_GROUP_RANKS_MAX];
     uint8_t half[CW_GROUP_RANKS_MAX];
@@ -171,7 +172,7 @@ static void stage_piece(cw_group *group, const struct operation *op, uint64_t at
     group->stage_half ^= 1;
 }
 
-static void views_close(cw_group *group, struct views *views) {
+static void views_close(cw_group *group, struct group_views *views) {
     for (uint32_t i = 0; i < group->size; i++) {
         cw_array_close(views->send[i]);
         cw_array_close(views->receive[i]);
@@ -179,7 +180,7 @@ static void views_close(cw_group *group, struct views *views) {
 }
 
 /* Copies what the members said, since their calls are written anew. */
-static void views_note(cw_group *group, struct views *views) {
+static void views_note(cw_group *group, struct group_views *views) {
     for (uint32_t i = 0; i < group->size; i++) {
         const volatile struct group_call *call = group_call_of(group, i);
         views->flags[i] = call->flags;
@@ -189,7 +190,7 @@ static void views_note(cw_group *group, struct views *views) {
     }
 }
 
-static int open_arrays(cw_group *group, const struct operation *op, struct views *views,
+static int open_arrays(cw_group *group, const struct operation *op, struct group_views *views,
                        bool receive) {
     int code = 0;
     for (uint32_t i = 0; i < group->size && code == 0; i++) {
@@ -205,7 +206,7 @@ static int open_arrays(cw_group *group, const struct operation *op, struct views
 }
 
 /* Where piece number n of each block is. */
-static int find_piece(cw_group *group, const struct operation *op, struct views *views,
+static int find_piece(cw_group *group, const struct operation *op, struct group_views *views,
                       uint64_t at_bytes, uint64_t bytes, struct group_sources *sources) {
     int code = 0;
     for (uint32_t i = 0; i < group->size && code == 0; i++) {
@@ -238,8 +239,8 @@ static bool read_by_all(enum group_operation kind) {
 /* Piece after piece; the first one was met for already. staged: somebody's goes by staging memory;
  * read: somebody's array is read in place, or staging memory may not be open at all yet, whose
  * member may leave as soon as it is through. */
-static int run_pieces(cw_group *group, const struct operation *op, struct views *views, bool staged,
-                      bool own_staged, bool read) {
+static int run_pieces(cw_group *group, const struct operation *op, struct group_views *views,
+                      bool staged, bool own_staged, bool read) {
     struct group_sources *sources = &group->sources;
     uint64_t step_bytes = staged ? piece_bytes(op) : op->block_bytes;
     uint32_t step = 0;
@@ -263,7 +264,7 @@ static int run_pieces(cw_group *group, const struct operation *op, struct views 
     return code;
 }
 
-static int fill_targets(cw_group *group, const struct operation *op, struct views *views,
+static int fill_targets(cw_group *group, const struct operation *op, struct group_views *views,
                         uint64_t at_bytes, void **targets) {
     int count = 0;
     for (uint32_t i = 0; i < group->size; i++) {
@@ -278,7 +279,7 @@ static int fill_targets(cw_group *group, const struct operation *op, struct view
 }
 
 /* Each member computes a slice and stores it for all. */
-static int run_slices(cw_group *group, const struct operation *op, struct views *views) {
+static int run_slices(cw_group *group, const struct operation *op, struct group_views *views) {
     const void *from[CW_GROUP_RANKS_MAX];
     void *targets[CW_GROUP_RANKS_MAX];
     struct group_sources *sources = &group->sources;
@@ -298,15 +299,15 @@ static int run_slices(cw_group *group, const struct operation *op, struct views 
 }
 
 /* What all members know: does every one have that flag? Those that contribute, for what is sent. */
-static bool all_have(const cw_group *group, const struct operation *op, const struct views *views,
-                     uint64_t flag) {
+static bool all_have(const cw_group *group, const struct operation *op,
+                     const struct group_views *views, uint64_t flag) {
     for (uint32_t i = 0; i < group->size; i++)
         if (!(views->flags[i] & flag) && (flag != GROUP_SEND_ARRAY || contributor(op, i)))
             return false;
     return true;
 }
 
-static bool anybody_has(const cw_group *group, const struct views *views, uint64_t flag) {
+static bool anybody_has(const cw_group *group, const struct group_views *views, uint64_t flag) {
     for (uint32_t i = 0; i < group->size; i++)
         if (views->flags[i] & flag)
             return true;
@@ -317,7 +318,7 @@ static bool anybody_has(const cw_group *group, const struct views *views, uint64
  * An Allreduce of arrays, but not into arrays: who receives in place, or all, go by staging memory,
  * from the first piece on, which nobody has put there yet.
  */
-static int restage(cw_group *group, const struct operation *op, struct views *views) {
+static int restage(cw_group *group, const struct operation *op, struct group_views *views) {
     uint32_t step = 0x800000;
     const bool own = !(views->flags[group->rank] & GROUP_SEND_ARRAY);
     struct group_call *call = group_next_call(group);
@@ -335,7 +336,7 @@ static int restage(cw_group *group, const struct operation *op, struct views *vi
 }
 
 /* After the first meeting. */
-static int run_met(cw_group *group, const struct operation *op, struct views *views) {
+static int run_met(cw_group *group, const struct operation *op, struct group_views *views) {
     const bool allreduce = op->kind == GROUP_ALLREDUCE;
     bool all_arrays = all_have(group, op, views, GROUP_SEND_ARRAY);
     bool slices = allreduce && all_arrays && all_have(group, op, views, GROUP_RECEIVE_ARRAY);
@@ -357,14 +358,14 @@ static int run_met(cw_group *group, const struct operation *op, struct views *vi
 }
 
 static int run_large(cw_group *group, const struct operation *op, struct group_met *met) {
-    struct views *views = calloc(1, sizeof *views);
+    struct group_views *views = group->views;
+    if (!views) /* one for all operations: it is some pages */
+        views = group->views = malloc(sizeof *views);
     if (!views)
         return cw_fail(-EDQUOT, "no memory for an operation of %u members", group->size);
     int code = cw_group_refused(group, call_make(group, op));
-    if (code) {
-        free(views);
+    if (code)
         return code;
-    }
     if (op->contributes && !(group_next_call(group)->flags & (GROUP_SEND_ARRAY | GROUP_GPU)))
         stage_piece(group, op, 0, piece_bytes(op));
     cw_group_arrive(group, what_of(op, 0), op->count);
@@ -377,7 +378,6 @@ static int run_large(cw_group *group, const struct operation *op, struct group_m
             code = cw_group_failed(group, run_met(group, op, views));
         views_close(group, views);
     }
-    free(views);
     return code;
 }
 

@@ -7,8 +7,9 @@
  *
  *   direct   Where all that contribute do so with arrays. What is only moved: each opens those that
  *            it needs, all meet and say whether they could, each copies what is meant for it by the
- *            fastest route that there is (cw_array_copy_many()), waits until that is done, and all
- *            meet once more. Reductions of arrays on GPUs: gpu_reduce.c.
+ *            fastest route that there is (cw_array_copy_many(): its own block beside those of
+ *            others), waits until that is done, and all meet once more. Reductions of arrays on
+ *            GPUs: gpu_reduce.c.
  *   detour   All else: what no kernel computes, private host memory beside GPUs, a GPU that another
  *            member does not see. Each member copies a piece to host memory (its detour array,
  *            which CUDA keeps in place), all do the operation on these as collective.c does, and

@@ -388,6 +388,7 @@ void cw_group_close(cw_group *group) {
     if (group->page)
         cw_group_page_close(group);
     cw_client_unref(group->client);
+    free(group->views);
     free(group);
 }
 

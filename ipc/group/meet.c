@@ -3,9 +3,9 @@
  * The words are shm/tasks/barrier.h; who may die when is told in page.h.
  *
  * Owner: the thread that is in an operation (group->busy). Waiting is a spin of about a wake-up,
- * with the core given away where others need it; then sleeps that double up to GROUP_LOOK_NS, with
- * a look after each whether the group is broken, those who are missing live, time is left, and a
- * signal came.
+ * with the core given away where others need it, unless that has just cost a time slice; then
+ * sleeps that double up to GROUP_LOOK_NS, with a look after each whether the group is broken, those
+ * who are missing live, time is left, and a signal came.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -17,9 +17,13 @@
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
-#define NAP_FIRST_NS 1000000
+#define DYING_NAP_NS 1000000
 #define DYING_NS     100000000 /* for a process whose session has ended, and which is not gone yet */
 #define ALONE_LOOKS  400       /* looks before the core is given away for the first time */
+/* A core that comes back so late was somebody's who computes, for a time slice. Then it is not
+ * given away for a while: a sleeper that is woken gets a core sooner than who has given it up. */
+#define YIELD_LOST_NS  500000
+#define YIELD_PAUSE_NS 100000000
 
 /* broken: epoch 32, reason 16, rank 16. */
 static uint64_t broken_word(uint32_t epoch, uint32_t reason, uint32_t rank) {
@@ -230,7 +234,7 @@ int cw_group_failed(cw_group *group, int code) {
                 cw_group_break_by(group, reason_of(&group->members[i]), i);
                 return cw_group_told(group);
             }
-        struct timespec nap = {.tv_nsec = NAP_FIRST_NS};
+        struct timespec nap = {.tv_nsec = DYING_NAP_NS};
         nanosleep(&nap, NULL);
     }
     cw_group_break_by(group, CW_GROUP_FAILED, group->rank);
@@ -255,14 +259,14 @@ static int spin(cw_group *group, struct cw_barrier_slot *slot, uint64_t word) {
         CW_PAUSE();
         if (looks < alone)
             continue;
-        sched_yield();
-        if (looks % 8)
-            continue;
         int64_t now_ns = cw_now_ns();
         if (end_ns == 0)
             end_ns = now_ns + CW_SPIN_NS;
-        if (now_ns >= end_ns || broken_now(group))
+        if (now_ns >= end_ns || now_ns < group->yield_from_ns || broken_now(group))
             return 0;
+        sched_yield();
+        if (cw_now_ns() - now_ns >= YIELD_LOST_NS)
+            group->yield_from_ns = cw_known_ns + YIELD_PAUSE_NS;
     }
 }
 
@@ -270,7 +274,7 @@ static int spin(cw_group *group, struct cw_barrier_slot *slot, uint64_t word) {
 static int wait_for(cw_group *group, uint32_t rank, uint64_t word) {
     struct cw_barrier_slot *slot = &group->members[rank].slot->barrier;
     int code = spin(group, slot, word);
-    int64_t nap_ns = NAP_FIRST_NS;
+    int64_t nap_ns = GROUP_NAP_NS;
     bool looked = false;
     while (code == 0) {
         int64_t limit_ns = nap_ns;
@@ -286,7 +290,7 @@ static int wait_for(cw_group *group, uint32_t rank, uint64_t word) {
             break;
         }
         cw_barrier_sleep(slot, word, &group->page->broken, group->unbroken, limit_ns);
-        nap_ns = nap_ns * 2 < GROUP_LOOK_NS ? nap_ns * 2 : GROUP_LOOK_NS;
+        nap_ns = group_longer(nap_ns);
         looked = true;
         code = cw_barrier_look(slot, word);
     }

@@ -128,7 +128,7 @@ static uint32_t gone(cw_group *group, uint32_t peer, bool *left) {
  * what it did before is looked for once more, and only then is the group broken. */
 static int may_go_on(cw_group *group, uint32_t peer, int64_t *limit_ns, bool *suspect) {
     bool left = false;
-    *limit_ns = GROUP_LOOK_NS;
+    *limit_ns = group->nap_ns = group_longer(group->nap_ns);
     int code = cw_group_may_wait(group, limit_ns);
     uint32_t rank = code ? group->size : gone(group, peer, &left);
     if (rank < group->size && *suspect)
@@ -145,8 +145,7 @@ static int may_go_on(cw_group *group, uint32_t peer, int64_t *limit_ns, bool *su
 static int put(cw_group *group, uint32_t to, const void *item, uint64_t bytes,
                const cw_handle *handle) {
     bool suspect = false;
-    for (;;) {
-        int64_t limit_ns = GROUP_LOOK_NS;
+    for (int64_t limit_ns = group->nap_ns = GROUP_NAP_NS;;) {
         int code = cw_group_may_wait(group, &limit_ns);
         if (code == -ETIMEDOUT)
             code = 0, limit_ns = 0; /* it may go at once */
@@ -343,7 +342,7 @@ static int nothing_came(const cw_group *group, int32_t source, int32_t tag) {
 }
 
 static int await_message(cw_group *group, int32_t source, int32_t tag, struct group_kept ***found) {
-    int64_t limit_ns = GROUP_LOOK_NS;
+    int64_t limit_ns = group->nap_ns = GROUP_NAP_NS;
     bool suspect = false;
     if ((*found = find_kept(group, source, tag)))
         return 0;

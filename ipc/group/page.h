@@ -64,7 +64,8 @@
 #include "shm/tasks/barrier.h"
 
 #define GROUP_MAGIC    0x6377677270303032ull /* "cwgrp002" */
-#define GROUP_LOOK_NS  32000000              /* the longest sleep between two looks for the dead */
+#define GROUP_NAP_NS   1000000               /* the first sleep before a look for the dead, */
+#define GROUP_LOOK_NS  32000000              /* and the longest one */
 #define GROUP_LEAST_NS 1000000000 /* for the broker's answers, where no time is given at all */
 #define GROUP_PREFIX   ".group/"
 
@@ -162,6 +163,8 @@ struct cw_group {
     bool crowded;               /* more members than cores: who waits gives its core away at once */
     cw_a32 busy;                /* a thread is in an operation */
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
+    int64_t yield_from_ns;      /* when a core is given away again to those who are waited for */
+    int64_t nap_ns;             /* how long the next sleep for a message is */
     int (*check)(void *context);
     void *context;
     cw_array *stage; /* our staging memory (window.h); NULL: not yet needed */
@@ -182,7 +185,14 @@ struct cw_group {
     struct group_member members[CW_GROUP_RANKS_MAX];
     uint16_t rank_of[CW_GROUP_RANKS_MAX]; /* by slot; CW_GROUP_RANKS_MAX: of no member */
     struct group_sources sources;         /* of the operation that runs */
+    struct group_views *views;            /* the same (collective.c); NULL: not yet needed */
 };
+
+/* The next sleep of a wait: they grow, so that a death is noticed at most as long after it as the
+ * wait has lasted. */
+static inline int64_t group_longer(int64_t nap_ns) {
+    return nap_ns * 2 < GROUP_LOOK_NS ? nap_ns * 2 : GROUP_LOOK_NS;
+}
 
 /* How long an operation may wait for the broker, which may be stopped: cw_socket_limit(). */
 static inline int64_t group_broker_ns(const cw_group *group) {

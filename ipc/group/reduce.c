@@ -41,8 +41,9 @@ static const char *const names[CW_REDUCTIONS] = {
 };
 
 uint32_t cw_reduce_dtype(const char *dtype) {
-    for (uint32_t i = 1; i < DTYPES; i++)
-        if (strcmp(dtype, dtypes[i].name) == 0)
+    for (uint32_t i = 1; i < DTYPES; i++) /* most differ in these two */
+        if (dtype[0] == dtypes[i].name[0] && dtype[1] == dtypes[i].name[1] &&
+            strcmp(dtype, dtypes[i].name) == 0)
             return i;
     return NO_DTYPE;
 }
@@ -316,8 +317,8 @@ void cw_reduce(uint32_t dtype, uint32_t reduction, void *const *targets, uint32_
     for (uint64_t at = 0; at < count; at += PIECE_BYTES / size) {
         size_t some = count - at < PIECE_BYTES / size ? count - at : PIECE_BYTES / size;
         uint64_t at_bytes = at * size;
-        /* Two parts go straight to one target; of more, a target may be one not yet read. */
-        bool straight = parts == 2 && target_count == 1 && !narrow && !past_caches;
+        /* Two parts go straight to a target; of more, a target may be one not yet read. */
+        const bool straight = parts == 2 && !narrow && !past_caches;
         void *piece = straight ? (uint8_t *)targets[0] + at_bytes : room;
         if (narrow)
             reduce_narrow(dtype, kernel, piece, from, parts, at_bytes, some);
@@ -327,7 +328,7 @@ void cw_reduce(uint32_t dtype, uint32_t reduction, void *const *targets, uint32_
             kernel(piece, part_at(from[0], at_bytes), part_at(from[1], at_bytes), some);
         for (uint32_t i = 2; i < parts && !narrow; i++)
             kernel(piece, piece, part_at(from[i], at_bytes), some);
-        for (uint32_t i = 0; i < target_count && !straight; i++)
+        for (uint32_t i = straight; i < target_count; i++)
             if (past_caches)
                 stream_out((uint8_t *)targets[i] + at_bytes, piece, some * size);
             else

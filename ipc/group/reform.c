@@ -22,8 +22,6 @@
 #include "shm/base/error.h"
 #include "shm/base/task.h"
 
-#define NAP_FIRST_NS 500000
-
 static uint64_t ready_of(const struct group_member *member) {
     /* N23: pairs with N22: what the member has completed. */
     return CW_LOAD(N23, &member->slot->ready, acquire);
@@ -112,7 +110,7 @@ static int not_ready(cw_group *group, uint32_t missing) {
 }
 
 static int reform(cw_group *group) {
-    int64_t nap_ns = NAP_FIRST_NS;
+    int64_t nap_ns = GROUP_NAP_NS;
     say_ready(group, group->epoch);
     for (;;) {
         uint32_t missing = 0, rings = cw_bell_announce(&group->page->changed);
@@ -140,7 +138,7 @@ static int reform(cw_group *group) {
             return code;
         }
         cw_bell_sleep(&group->page->changed, rings, left_ns);
-        nap_ns = nap_ns * 2 < GROUP_LOOK_NS ? nap_ns * 2 : GROUP_LOOK_NS;
+        nap_ns = group_longer(nap_ns);
     }
 }
 

@@ -291,7 +291,7 @@ class Group(PointToPoint):
         """
         if self._calls.move[operations.BCAST, data, data, None, root]:
             return data
-        return in_step(self._end, lambda: operations.bcast(self._calls, data, root, self.rank))
+        return self._bcast(data, root)
 
     def Scatter(self, send: Any, out: Any, root: int = 0) -> Any:
         """Each member receives one of root's `size` equal blocks, by rank. Blocks. send counts at root alone. Returns out."""
@@ -308,32 +308,18 @@ class Group(PointToPoint):
             out: at root: an array of size times as many. None: a new one with one axis more, of `size` elements, in front.
             root: rank of the receiver.
         """
-        root_here = self.rank == root
-        kind = operations.GATHER
-        return in_step(
-            self._end,
-            lambda: operations.gather(self._calls, kind, send, out, root, root_here, self.size),
-        )
+        return self._gather(operations.GATHER, send, out, root, self.rank == root)
 
     def Allgather(self, send: Any, out: Any = None) -> Any:
         """All receive the elements of all members, by rank. Blocks. Returns out; None: a new array with one axis more in front."""
         kind, none = operations.ALLGATHER, operations.NO_ROOT
         if self._calls.move[kind, send, out, None, none]:
             return out
-        return in_step(
-            self._end,
-            lambda: operations.gather(self._calls, kind, send, out, none, True, self.size),
-        )
+        return self._gather(kind, send, out, none, True)
 
     def Reduce(self, send: Any, out: Any = None, op: str = "sum", root: int = 0) -> Any:
         """As `Allreduce`, for root alone. Blocks. Returns out, elsewhere None."""
-        root_here = self.rank == root
-        return in_step(
-            self._end,
-            lambda: operations.reduce(
-                self._calls, operations.REDUCE, send, out, op, root, root_here
-            ),
-        )
+        return self._reduce(operations.REDUCE, send, out, op, root, self.rank == root)
 
     def Allreduce(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Elements of all members become one, everywhere the same bits. Blocks.
@@ -358,18 +344,14 @@ class Group(PointToPoint):
         kind, none = operations.ALLREDUCE, operations.NO_ROOT
         if self._calls.move[kind, send, out, op, none]:
             return out
-        return in_step(
-            self._end, lambda: operations.reduce(self._calls, kind, send, out, op, none, True)
-        )
+        return self._reduce(kind, send, out, op, none, True)
 
     def Reduce_scatter(self, send: Any, out: Any = None, op: str = "sum") -> Any:
         """Each member receives one of `size` equal blocks of the result, by rank. Blocks. Returns out; None: a new array."""
         kind, none = operations.REDUCE_SCATTER, operations.NO_ROOT
         if self._calls.move[kind, send, out, op, none]:
             return out
-        return in_step(
-            self._end, lambda: operations.split(self._calls, kind, send, out, op, self.size)
-        )
+        return self._split(kind, send, out, op)
 
     def Alltoall(self, send: Any, out: Any = None) -> Any:
         """Each member sends one of its `size` equal blocks to each, and receives one of each. Blocks. Returns out; None: a new
@@ -378,8 +360,27 @@ class Group(PointToPoint):
         kind, none = operations.ALLTOALL, operations.NO_ROOT
         if self._calls.move[kind, send, out, None, none]:
             return out
+        return self._split(kind, send, out, None)
+
+    # Where Python is needed: apart, since a lambda costs the function around it also where it is not made (cells).
+
+    def _bcast(self, data: Any, root: int) -> Any:
+        return in_step(self._end, lambda: operations.bcast(self._calls, data, root, self.rank))
+
+    def _gather(self, kind: int, send: Any, out: Any, root: int, here: bool) -> Any:
         return in_step(
-            self._end, lambda: operations.split(self._calls, kind, send, out, None, self.size)
+            self._end,
+            lambda: operations.gather(self._calls, kind, send, out, root, here, self.size),
+        )
+
+    def _reduce(self, kind: int, send: Any, out: Any, op: str, root: int, here: bool) -> Any:
+        return in_step(
+            self._end, lambda: operations.reduce(self._calls, kind, send, out, op, root, here)
+        )
+
+    def _split(self, kind: int, send: Any, out: Any, op: str | None) -> Any:
+        return in_step(
+            self._end, lambda: operations.split(self._calls, kind, send, out, op, self.size)
         )
 
     # ---- on objects, which travel as pickles

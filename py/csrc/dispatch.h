@@ -95,7 +95,7 @@ int fields_of(PyObject *object, struct array_fields *out);
 /* Elements of an array, for an operation of a group; borrowed from it. */
 struct elements {
     cw_group_memory memory;
-    unsigned long long count;
+    unsigned long long count, nbytes;
     PyObject *text; /* bytes: the dtype, the same object for the same dtype */
 };
 /* What is known of layouts of Arrays: a few of them, the last ones that were told. */

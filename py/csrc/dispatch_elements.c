@@ -77,6 +77,12 @@ static int not_begun(PyObject *lease) {
     return PyList_Check(found) && PyList_Size(found) == 0;
 }
 
+/* Bytes of one element, of a text that elements.py knows: the number at its end, or of a word. */
+static Py_ssize_t itemsize_of(PyObject *text) {
+    uint32_t size;
+    return cw_dtype_size(PyBytes_AsString(text), &size) ? 0 : (Py_ssize_t)size;
+}
+
 static int of_array(const struct array_fields *fields, int writable,
                     const struct layouts_known *known, struct elements *out) {
     unsigned at = 0;
@@ -98,8 +104,12 @@ static int of_array(const struct array_fields *fields, int writable,
     uint8_t *low = cw_array_gpu(array) < 0 || not_begun(fields->lease) ? lowest(array) : NULL;
     if (!low || cw_array_inherited(array) || (writable && cw_array_readonly(array)))
         return 0;
-    *out = (struct elements){{low + offset, array}, known->count[at], known->text[at]};
-    return 1;
+    Py_ssize_t itemsize = itemsize_of(known->text[at]);
+    *out = (struct elements){{low + offset, array},
+                             known->count[at],
+                             known->count[at] * (size_t)itemsize,
+                             known->text[at]};
+    return itemsize != 0;
 }
 
 /* The old calls of the buffer protocol: those that every Python with this limited API has. The
@@ -120,12 +130,6 @@ static int bytes_of(PyObject *object, int writable, void **data, Py_ssize_t *nby
     return code == 0;
 }
 #pragma GCC diagnostic pop
-
-/* Bytes of one element, of a text that elements.py knows: the number at its end, or of a word. */
-static Py_ssize_t itemsize_of(PyObject *text) {
-    uint32_t size;
-    return cw_dtype_size(PyBytes_AsString(text), &size) ? 0 : (Py_ssize_t)size;
-}
 
 /* Does it own its memory, or is it a view of one that does? Then it is none of ours. */
 static int owns(PyObject *object) {
@@ -152,7 +156,8 @@ static int of_ndarray(PyObject *object, int writable, struct elements *out) {
         return 0;
     if (nbytes > CW_GROUP_INLINE_MAX && !owns(object))
         return 0;
-    *out = (struct elements){{data, NULL}, (unsigned long long)(nbytes / itemsize), text};
+    *out = (struct elements){
+        {data, NULL}, (unsigned long long)(nbytes / itemsize), (size_t)nbytes, text};
     return 1;
 }
 

@@ -253,16 +253,10 @@ struct move {
     unsigned long long count; /* of a member's block */
 };
 
-static unsigned long long bytes_of(const struct elements *elements) {
-    uint32_t itemsize;
-    return cw_dtype_size(PyBytes_AsString(elements->text), &itemsize) ? 0
-                                                                      : elements->count * itemsize;
-}
-
 /* Do they share an element? */
 static int overlap(const struct elements *a, const struct elements *b) {
     uintptr_t one = (uintptr_t)a->memory.data, other = (uintptr_t)b->memory.data;
-    return one < other + bytes_of(b) && other < one + bytes_of(a);
+    return one < other + b->nbytes && other < one + a->nbytes;
 }
 
 /* Do the numbers of elements fit, and do the two share none, or all in an Allreduce? What does not

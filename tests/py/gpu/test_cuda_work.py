@@ -19,7 +19,7 @@ def faults(text):
 """
 
 
-gpus = cuda_support.for_module()
+gpus = cuda_support.for_module(devices=2)
 program = cuda_programs.program
 
 
@@ -303,6 +303,55 @@ with cw.work(s, writes=to, whole=True):
     for w in to: s.fill(low(w), 1)
 cw.copy(zip(to, of))
 assert all((w.to("cpu").numpy() == i).all() for i, w in enumerate(to))
+"""
+    )
+
+
+BESIDE = """
+n = 9 << 20  # more than what goes on one stream (BESIDE_BYTES in ipc/array/copy_batch.c)
+of = [cw.full(n, 7, "u1", device=f"cuda:{i}") for i in (0, 1)]
+to = [cw.put(f"beside/{i}", cw.zeros(n, "u1", device="cuda:0")) for i in (0, 1)]
+"""
+
+
+@cuda_support.second_gpu
+def test_what_stays_on_a_gpu_is_copied_beside_what_comes_from_another(program):
+    program(
+        BESIDE
+        + """
+for value in range(3):
+    for w in of: w.copy_from(np.full(n, value, "u1"))
+    cw.copy(zip(to, of))
+    assert all((w.to("cpu").numpy() == value).all() for w in to)
+"""
+    )
+
+
+@on_the_double
+@pytest.mark.parametrize(
+    "call",
+    ["cuEventCreate", "cuEventRecord", "cuEventRecord@2", "cuStreamWaitEvent", "cuStreamWaitEvent@2", "cuMemcpyDtoDAsync",
+     "cuMemcpyDtoDAsync@2"],
+)  # fmt: skip
+def test_two_streams_of_which_one_fails_are_not_taken_for_complete(program, call):
+    program(
+        FAULTS
+        + BESIDE
+        + f"""
+faults("{call}=OUT_OF_MEMORY")
+try: cw.copy(zip(to, of))
+except (cw.DeviceError, cw.LimitExceeded) as error: assert "OUT_OF_MEMORY" in str(error), error
+else: raise SystemExit("no error")
+faults("")
+for w in to:
+    try: w.wait(timeout=5)
+    except cw.ProducerDied: pass
+    else: raise SystemExit("announced")
+s = Stream()
+with cw.work(s, writes=to, whole=True):
+    for w in to: s.fill(low(w), 1)
+cw.copy(zip(to, of))
+assert all((w.to("cpu").numpy() == 7).all() for w in to)
 """
     )
 

@@ -1,6 +1,7 @@
 """Operations of a group between GPUs, side by side with NCCL in one run: Allreduce, Allgather, Bcast, Alltoall, 8 B to 1 GiB.
 
-    python3 tools/bench/gpu/bench_groups.py [--ranks 2] [--rounds 7] [--seconds 240] [--largest BYTES]
+    python3 tools/bench/gpu/bench_groups.py [--ranks 2] [--rounds 7] [--seconds 240] [--smallest BYTES] [--largest BYTES]
+        [--operations Alltoall,Allgather]
 
 Each rank is a process with a GPU of its own, or they share what there is. NCCL comes by `Group.nccl`, so it needs CuPy; without it,
 and with two ranks on one GPU, NCCL is left out, and the run says so. Random integers as float32, whose sums are exact; every result
@@ -227,6 +228,8 @@ def member(args: argparse.Namespace) -> None:
             print(f"{g.size} ranks on {min(gpus, g.size)} GPUs; {said}", flush=True)
         begun = time.monotonic()
         for case in cases(g.size, g.rank, args.largest):
+            if case.nbytes < args.smallest or case.operation not in args.operations.split(","):
+                continue
             if g.bcast(time.monotonic() - begun > args.seconds):
                 if g.rank == 0:
                     print(
@@ -257,7 +260,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--smallest", type=int, default=0)
     parser.add_argument("--largest", type=int, default=SIZES[-1])
+    parser.add_argument("--operations", default="Allreduce,Bcast,Allgather,Alltoall")
     parser.add_argument("--member", type=int)
     parser.add_argument("--name", default=str(os.getpid()))
     args = parser.parse_args()

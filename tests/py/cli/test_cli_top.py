@@ -136,6 +136,46 @@ def test_a_wait_of_several_calls_is_one_and_the_last_call() -> None:
     assert x.nbytes
 
 
+WAITERS = {
+    "an item of queue": "q = cw.Queue(); q.put(1); q.get(); q.get()",
+    "room in queue": "q = cw.Queue(maxsize=1); q.put(1); q.put(2)",
+    "results of pool": "x = cw.put('top/pool', [1]); cw.Pool(1).apply(time.sleep, (600,))",
+    "group": "cw.Group('top-group', size=2, rank=0)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITERS)
+def test_what_a_client_waits_for_is_seen_also_if_the_broker_is_stopped(wait: str, broker_folder: Path) -> None:  # fmt: skip
+    x = cw.put("top/mine", [1])
+    pid = running_broker(broker_folder)
+    text = f"""
+import time
+import cableway as cw
+if __name__ == "__main__":
+    {WAITERS[wait]}
+"""
+    with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as other:
+        shown = ""
+
+        def seen() -> bool:
+            nonlocal shown
+            rows = [row for row in top()["clients"] if row["pid"] == other.pid]
+            shown = str(rows[0]["waiting_for"]) if rows else "nobody"
+            return shown.startswith(wait + " ")
+
+        try:
+            assert eventually(seen), shown
+            numbers = {str(row["queue"]) for row in top()["queues"]}
+            numbers |= {str(row["pool"]) for row in top()["pools"]}
+            assert shown.removeprefix(wait + " ") in {*numbers, "top-group"}
+            suspend(pid)
+            assert seen(), shown
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGCONT)
+    assert x.nbytes
+
+
 def test_clients_are_those_of_status_with_what_they_hold() -> None:
     before = mine(top())
     arrays = [cw.put(f"top/held/{i}", np.ones(1000)) for i in range(3)]

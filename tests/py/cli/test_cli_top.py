@@ -50,6 +50,9 @@ def test_a_name_says_whether_it_is_kept_or_tied() -> None:
     shown = {row[1]: row[-1] for row in words if row[1].startswith("top/")}
     assert shown == {"top/plain": "no", "top/tied": "tied", "top/kept": "yes"}
     assert named(top(), "top/tied")["keep"] is False
+    listed = {row["name"]: (row["keep"], row["tied"]) for row in run_json("ls", "top/")}
+    assert listed == {"top/plain": (False, False), "top/tied": (False, True), "top/kept": (True, False)}  # fmt: skip
+    assert run_json("stat", "top/tied")["tied"] is True
 
 
 def test_arrays_are_those_of_ls() -> None:

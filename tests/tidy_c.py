@@ -83,7 +83,7 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
     "tools/commands": ("shm/base", "shm/session", "ipc/cableway.h", "tools", "tools/completion", "tools/doctor", "tools/npy", "tools/run", "tools/safetensors", "tools/top", "tools/trace", "tools/watch"),
     "tools/completion": ("shm/base", "shm/session", "tools"),
     "tools/screen": ("shm/base", "shm/session", "tools", "tools/top"),
-    "tools/top": (*SHM, "ipc/wire.h", "ipc/base/device.h", "ipc/base/meta.h", "tools", "tools/watch"),
+    "tools/top": (*SHM, "ipc/wire.h", "ipc/base/device.h", "ipc/base/meta.h", "tools", "tools/trace", "tools/watch"),
     "tools/trace": ("shm/base", "ipc/wire.h", "ipc/group/page.h", "ipc/request/address.h", "tools", "tools/watch"),
     "tools/doctor": ("shm/base", "shm/session", "ipc/cableway.h", "tools"),
     "tools/npy": ("shm/base", "ipc/cableway.h"),

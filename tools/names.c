@@ -32,15 +32,16 @@ json_t *names_json(const char *name, const cw_name_info *info, const char *name_
     json_t *shape = known ? json_array() : json_null();
     for (uint32_t i = 0; i < info->ndim && i < CW_NDIM_MAX; i++)
         json_array_append_new(shape, json_integer(info->shape[i]));
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:I, s:f, s:b}",
-                     "name", output_json_text(name), "namespace", output_json_text(name_space),
-                     "device", here ? output_json_text(info->device) : json_null(), "device_uuid",
-                     *info->device_uuid ? output_json_text(info->device_uuid) : json_null(),
-                     "shape", shape, "dtype", known ? output_json_text(info->dtype) : json_null(),
-                     "bytes", (json_int_t)info->nbytes, "owner_pid",
-                     number_if(here, info->owner_pid), "holders",
-                     number_if(here && held, info->holders), "references",
-                     number_if(here && held, info->references), "slab", number_if(here, info->slab),
-                     "created_ns", (json_int_t)info->created_ns, "age_seconds",
-                     output_age_seconds(info->created_ns), "keep", info->keep != 0);
+    return json_pack(
+        "{s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:I, s:f, s:b, "
+        "s:b}",
+        "name", output_json_text(name), "namespace", output_json_text(name_space), "device",
+        here ? output_json_text(info->device) : json_null(), "device_uuid",
+        *info->device_uuid ? output_json_text(info->device_uuid) : json_null(), "shape", shape,
+        "dtype", known ? output_json_text(info->dtype) : json_null(), "bytes",
+        (json_int_t)info->nbytes, "owner_pid", number_if(here, info->owner_pid), "holders",
+        number_if(here && held, info->holders), "references",
+        number_if(here && held, info->references), "slab", number_if(here, info->slab),
+        "created_ns", (json_int_t)info->created_ns, "age_seconds",
+        output_age_seconds(info->created_ns), "keep", info->keep != 0, "tied", info->tied != 0);
 }

@@ -193,7 +193,8 @@ def clean_names() -> Iterator[None]:
     yield
     try:
         for name in cw.names():
-            cw.remove(name)
+            with contextlib.suppress(cw.NameNotFound):  # it went with a process that just ended
+                cw.remove(name)
     except cw.BrokerLost:
         pass
 

@@ -162,7 +162,8 @@ static const char *request_text(struct top *top, const struct requests_one *one)
                      : top_texts_add(&top->texts, op);
 }
 
-/* What a client waits for, as far as shared memory tells; NULL: nothing that is seen there. */
+/* What a client waits for: of the broker the first of these, then what its trace tells; NULL:
+ * nothing that is seen there. */
 static const char *waiting_for(struct top *top, const struct top_client *client) {
     bool answers = top->state == MONITOR_IDLE || top->state == MONITOR_RUNNING;
     if (!answers && client->requests.unread)
@@ -173,7 +174,10 @@ static const char *waiting_for(struct top *top, const struct top_client *client)
         return client->row.waits == 1 ? "a name"
                                       : top_texts_addf(&top->texts, "%llu names",
                                                        (unsigned long long)client->row.waits);
-    return NULL;
+    char text[WAITS_TEXT];
+    return waits_of(&top->waits, client->row.pid, client->row.session, text)
+               ? top_texts_add(&top->texts, text)
+               : NULL;
 }
 
 static void add_client(struct top *top, const struct top_client *client) {
@@ -205,4 +209,5 @@ void top_add_clients(struct top *top) {
         top->clients[i].user = user_of(top, top->clients[i].row.pid);
         add_client(top, &top->clients[i]);
     }
+    waits_looked(&top->waits);
 }

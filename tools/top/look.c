@@ -65,6 +65,7 @@ void top_close(struct top *top) {
         HASH_DELETE(hh, top->rates, rate);
         free(rate);
     }
+    waits_close(&top->waits);
     nvml_close(&top->nvml);
     free(top->slabs);
     free(top->arrays);

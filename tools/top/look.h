@@ -11,6 +11,7 @@
 #include "shm/session/session.h"
 #include "tools/monitor.h"
 #include "tools/top/table.h"
+#include "tools/top/waits.h"
 #include "tools/watch/clients.h"
 #include "tools/watch/memory.h"
 #include "tools/watch/nvml.h"
@@ -76,6 +77,7 @@ struct top {
     char arrays_error[CW_DETAIL_MAX]; /* "": none */
     struct top_rate *rates;
     struct top_data *data; /* of slabs with Queues, open */
+    struct waits waits;    /* of clients, from their traces */
     struct nvml nvml;
     uint64_t looks;
     int64_t looked_ns;

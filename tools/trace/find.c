@@ -17,13 +17,11 @@
 #include "shm/base/error.h"
 #include "shm/base/wait.h"
 #include "tools/monitor.h"
+#include "tools/trace/files.h"
 
-#define LABEL    "/memfd:cw-trace "
-#define TIDS_MAX (1u << 22)
-#define LOOKS    16u /* at a call under way that its thread is just changing */
+#define LOOKS 16u /* at a call under way that its thread is just changing */
 #define RESTS_NS                                                                                   \
     10000000000 /* the longest rest between two parts of a wait that is taken for one */
-#define FUTURE_NS 1000000000 /* an event that ends later than this from now cannot be */
 
 static bool is_number(const char *text) {
     return *text >= '1' && *text <= '9';
@@ -42,20 +40,6 @@ static void read_command(uint32_t pid, char *command, size_t room) {
     for (size_t i = 0; i < length; i++)
         command[i] = command[i] ? command[i] : ' ';
     command[length] = 0;
-}
-
-static bool thread_lives(uint32_t pid, uint32_t tid) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%u/task/%u", pid, tid);
-    return access(path, F_OK) == 0;
-}
-
-/* Can it be? What another process wrote may be anything. */
-static bool can_be(const struct cw_trace_record *record, int64_t now_ns) {
-    return record->kind > CW_TRACE_NONE && record->kind < CW_TRACE_KINDS && record->tid > 0 &&
-           record->tid <= TIDS_MAX && record->begun_ns > 0 && record->duration_ns >= 0 &&
-           record->begun_ns <= now_ns + FUTURE_NS &&
-           record->duration_ns <= now_ns + FUTURE_NS - record->begun_ns;
 }
 
 static void add(struct traces *traces, const struct cw_trace_record *record, bool under_way) {
@@ -83,7 +67,7 @@ static void read_ring(struct traces *traces, struct cw_trace *trace, unsigned ri
         struct cw_trace_record record;
         if (!cw_trace_read(trace, ring, at, &record))
             continue;
-        if (!can_be(&record, traces->now_ns)) {
+        if (!files_can_be(&record, traces->now_ns)) {
             process->broken++;
             continue;
         }
@@ -121,11 +105,11 @@ static void read_all(struct traces *traces, struct cw_trace *trace, int64_t sinc
         read_ring(traces, trace, ring, since_ns, process);
     for (unsigned i = 0; i < count; i++) {
         struct cw_trace_record *one = &under_way[i];
-        if (!can_be(one, traces->now_ns)) {
+        if (!files_can_be(one, traces->now_ns)) {
             process->broken++;
             continue;
         }
-        if (has_ended(traces, first, one) || !thread_lives(process->pid, one->tid))
+        if (has_ended(traces, first, one) || !files_thread_lives(process->pid, one->tid))
             continue;
         int64_t rests_since_ns = one->begun_ns + one->duration_ns;
         if (one->duration_ns && traces->now_ns - rests_since_ns > RESTS_NS) {
@@ -185,23 +169,17 @@ static void look_at(struct traces *traces, int fd, uint32_t pid, uint64_t addres
     cw_segment_close(&segment);
 }
 
-static void look_into(struct traces *traces, const char *pid, uint64_t address, int64_t since_ns) {
-    char path[64], link[64];
-    snprintf(path, sizeof path, "/proc/%.16s/fd", pid);
-    DIR *folder = opendir(path);
-    if (!folder)
-        return; /* it has ended, or is not ours to look into */
-    uint32_t number = (uint32_t)strtoul(pid, NULL, 10);
-    for (struct dirent *entry; (entry = readdir(folder));) {
-        ssize_t length = readlinkat(dirfd(folder), entry->d_name, link, sizeof link - 1);
-        link[length > 0 ? length : 0] = 0;
-        if (strncmp(link, LABEL, strlen(LABEL)) != 0)
-            continue;
-        int fd = monitor_open_memfd((pid_t)number, entry->d_name, LABEL);
-        if (fd >= 0)
-            look_at(traces, fd, number, address, since_ns);
-    }
-    closedir(folder);
+struct looking {
+    struct traces *traces;
+    uint64_t address;
+    int64_t since_ns;
+    uint32_t pid;
+};
+
+static bool look_at_file(void *context, int fd) {
+    struct looking *looking = context;
+    look_at(looking->traces, fd, looking->pid, looking->address, looking->since_ns);
+    return true;
 }
 
 int traces_find(int64_t since_ns, struct traces *out) {
@@ -212,11 +190,13 @@ int traces_find(int64_t since_ns, struct traces *out) {
         return code;
     out->address = strdup(place.socket_path);
     CW_ASSERT(out->address);
-    uint64_t address = cw_trace_address(place.socket_path);
+    struct looking looking = {out, cw_trace_address(place.socket_path), since_ns, 0};
     DIR *folder = opendir("/proc");
     for (struct dirent *entry; folder && (entry = readdir(folder));)
-        if (is_number(entry->d_name))
-            look_into(out, entry->d_name, address, since_ns);
+        if (is_number(entry->d_name)) {
+            looking.pid = (uint32_t)strtoul(entry->d_name, NULL, 10);
+            files_of(looking.pid, look_at_file, &looking);
+        }
     if (folder)
         closedir(folder);
     return 0;

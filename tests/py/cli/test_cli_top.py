@@ -50,6 +50,9 @@ def test_a_name_says_whether_it_is_kept_or_tied() -> None:
     shown = {row[1]: row[-1] for row in words if row[1].startswith("top/")}
     assert shown == {"top/plain": "no", "top/tied": "tied", "top/kept": "yes"}
     assert named(top(), "top/tied")["keep"] is False
+    listed = {row["name"]: (row["keep"], row["tied"]) for row in run_json("ls", "top/")}
+    assert listed == {"top/plain": (False, False), "top/tied": (False, True), "top/kept": (True, False)}  # fmt: skip
+    assert run_json("stat", "top/tied")["tied"] is True
 
 
 def test_arrays_are_those_of_ls() -> None:
@@ -133,6 +136,46 @@ def test_a_wait_of_several_calls_is_one_and_the_last_call() -> None:
         assert run_json("status")["counters"]["waits"] == before + 1
         x = cw.put("top/never", [1])
         assert other.wait() == 0
+    assert x.nbytes
+
+
+WAITERS = {
+    "an item of queue": "q = cw.Queue(); q.put(1); q.get(); q.get()",
+    "room in queue": "q = cw.Queue(maxsize=1); q.put(1); q.put(2)",
+    "results of pool": "x = cw.put('top/pool', [1]); cw.Pool(1).apply(time.sleep, (600,))",
+    "group": "cw.Group('top-group', size=2, rank=0)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITERS)
+def test_what_a_client_waits_for_is_seen_also_if_the_broker_is_stopped(wait: str, broker_folder: Path) -> None:  # fmt: skip
+    x = cw.put("top/mine", [1])
+    pid = running_broker(broker_folder)
+    text = f"""
+import time
+import cableway as cw
+if __name__ == "__main__":
+    {WAITERS[wait]}
+"""
+    with subprocess.Popen([sys.executable, "-c", text], start_new_session=True) as other:
+        shown = ""
+
+        def seen() -> bool:
+            nonlocal shown
+            rows = [row for row in top()["clients"] if row["pid"] == other.pid]
+            shown = str(rows[0]["waiting_for"]) if rows else "nobody"
+            return shown.startswith(wait + " ")
+
+        try:
+            assert eventually(seen), shown
+            numbers = {str(row["queue"]) for row in top()["queues"]}
+            numbers |= {str(row["pool"]) for row in top()["pools"]}
+            assert shown.removeprefix(wait + " ") in {*numbers, "top-group"}
+            suspend(pid)
+            assert seen(), shown
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGCONT)
     assert x.nbytes
 
 

@@ -223,12 +223,15 @@ class Sent:
         self.thread.join()
         self._look()
 
-    def times(self, nbytes: int) -> list[float]:
-        """How often each node sent so many bytes, the most first."""
+    def times(self, nbytes: int) -> list[tuple[int, float]]:
+        """To how many others each node sent so many bytes, the most first, and how much it sent in all, as a multiple of them."""
         total: dict[str, int] = {}
+        whole: dict[str, int] = {}
         for (here, there), sent in self.bytes.items():
-            total[here] = total.get(here, 0) + sent - self.before.get((here, there), 0)
-        return sorted((sent / nbytes for sent in total.values()), reverse=True)
+            more = sent - self.before.get((here, there), 0)
+            total[here] = total.get(here, 0) + more
+            whole[here] = whole.get(here, 0) + (more >= nbytes)
+        return sorted(((whole[here], sent / nbytes) for here, sent in total.items()), reverse=True)
 
 
 PUT = """
@@ -275,8 +278,8 @@ def to_all(cluster: Cluster, name: str, others: list[int], dead: list[int], at_o
         f"{seconds:.1f} s, {1e3 * seconds / len(others):.1f} ms each",
     )
     row(
-        "  sent by one node at most; by how many at all",
-        f"{times[0]:.2f} times; {sum(found > 0.5 for found in times)} nodes",
+        "  one node sent it to at most; nodes that sent it",
+        f"{times[0][0]} others ({times[0][1]:.2f} times 1 MiB with handshakes); {sum(found > 0 for found, _ in times)}",
     )
     row("  links then", str(links()))
 

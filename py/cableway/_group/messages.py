@@ -15,7 +15,7 @@ import operator
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cableway._core import words
@@ -36,6 +36,7 @@ _INT_MAX = 0x7FFFFFFF
 _KEPT, _LOOK, _WAIT = lib.CW_GROUP_KEPT, lib.CW_GROUP_LOOK, lib.CW_GROUP_WAIT
 _ANY = (-1, -1)
 _NAP_SECONDS = 0.001  # between looks whether a receiver has room again
+_Leave = Callable[[int, int], "Request"]  # to a rank, with a tag
 
 
 class Request:
@@ -268,11 +269,12 @@ class Mailbox:
         status: Status | None,
     ) -> Any:
         """Sends one object and receives one."""
-        rank, number = _rank(dest, "dest"), _tag(sendtag)
-        with self._refusing(rank, number):
-            self._check_source(source, recvtag)
+
+        def ready() -> _Leave:
             data = pickle.dumps(obj, 5)
-        self.wait(self._isend_bytes(data, OBJECT, rank, number))
+            return lambda rank, number: self._isend_bytes(data, OBJECT, rank, number)
+
+        self._send_first(ready, dest, sendtag, source, recvtag)
         return self.receive_object(source, recvtag, status)
 
     def sendrecv(
@@ -286,30 +288,39 @@ class Mailbox:
         status: Status | None,
     ) -> Any:
         """Sends elements and receives some."""
-        rank, number = _rank(dest, "dest"), _tag(sendtag)
-        with self._refusing(rank, number):
-            self._check_source(source, recvtag)
-            gpu.receive(out)
+
+        def ready() -> _Leave:
+            gpu.receive(out)  # else it would be refused when the message has left
             sent = gpu.host_values(gpu.send(what))
-        self.wait(self._isend_elements(sent, rank, number))
+            return lambda rank, number: self._isend_elements(sent, rank, number)
+
+        self._send_first(ready, dest, sendtag, source, recvtag)
         return self.receive(out, source, recvtag, status)
 
-    def _check_source(self, source: int | None, tag: int | None) -> None:
-        number, size = _pattern(source, tag)[0], self._calls.end.numbers()[1]
-        if number >= size:
-            raise ValueError(f"source {number}: the group has ranks 0 to {size - 1}")
-
-    @contextlib.contextmanager
-    def _refusing(self, rank: int, number: int) -> Iterator[None]:
-        """What fails here is told to the receiver, too, which would wait for the message until its time is over."""
+    def _send_first(
+        self,
+        ready: Callable[[], _Leave],
+        dest: int,
+        tag: int,
+        source: int | None,
+        recvtag: int | None,
+    ) -> None:
+        """Sends what a sendrecv() sends: by what ready() returns, which fails where there is nothing to send. What fails before it has
+        left is told to the receiver, too, which would wait for the message until its time is over.
+        """
+        rank, number = _rank(dest, "dest"), _tag(tag)
         try:
-            yield
+            asked, size = _pattern(source, recvtag)[0], self._calls.end.numbers()[1]
+            if asked >= size:
+                raise ValueError(f"source {asked}: the group has ranks 0 to {size - 1}")
+            leave = ready()
         except Exception as error:
             with contextlib.suppress(
                 Error
             ):  # a broken group, or no such rank: then nobody waits for us
                 self._isend_bytes(reason_of(error), REFUSED, rank, number)
             raise
+        self.wait(leave(rank, number))
 
     # ---- receiving
 

@@ -159,7 +159,9 @@ def named(block: Block) -> str:
 def _put(block: Block) -> None:
     try:
         encoded = name_bytes(str(block.name))
-        check(lib.cw_array_put(block.lease.pointer, encoded, lib.CW_TIED | lib.CW_SEAL, ffi.NULL, 0))
+        check(
+            lib.cw_array_put(block.lease.pointer, encoded, lib.CW_TIED | lib.CW_SEAL, ffi.NULL, 0)
+        )
         block.has_name = True
     except NameTaken:
         pass  # by another process of this node, which has the same bytes

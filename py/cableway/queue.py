@@ -36,6 +36,7 @@ What differs from the standard library, and why:
 from __future__ import annotations
 
 import errno
+import math
 import operator
 import os
 import queue as _standard
@@ -47,6 +48,7 @@ from typing import Any
 
 from cableway import _dispatch, client
 from cableway import array as arrays
+from cableway._core import deadlines
 from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
@@ -198,15 +200,12 @@ class _Shared:
         if out is None:
             out = items.encode(obj, end.max_bytes)
         data = out.data
-        give_up = time.monotonic_ns() + timeout_ns if timeout_ns > 0 else 0
+        give_up = math.inf if timeout_ns < 0 else time.monotonic() + timeout_ns / 1e9
         while True:
-            status = _queue_put[
-                end.pointer, data, len(data), out.handles, out.extra_bytes, timeout_ns
-            ]
-            if status != -errno.EINTR:
+            part_ns, last = deadlines.slice_ns(give_up)
+            status = _queue_put[end.pointer, data, len(data), out.handles, out.extra_bytes, part_ns]
+            if status != -errno.EINTR and (last or status not in (-errno.ETIMEDOUT, -errno.EBUSY)):
                 break
-            if give_up:
-                timeout_ns = max(0, give_up - time.monotonic_ns())
         if status == 0:
             try:  # no handler came since
                 end.plain.look(True)
@@ -433,9 +432,10 @@ class JoinableQueue(Queue):
     def join(self) -> None:
         """Waits until every item that was put is done."""
         pointer = self._open().pointer
+        part_ns, _ = deadlines.slice_ns(math.inf)
         status = -errno.EINTR
-        while status == -errno.EINTR:
-            status = lib.cw_queue_wait_done(pointer, -1)
+        while status in (-errno.EINTR, -errno.ETIMEDOUT):
+            status = lib.cw_queue_wait_done(pointer, part_ns)
         check(status)
 
 

@@ -27,6 +27,10 @@
 
 #define SPARE_MAX 8 /* memory of items that is kept to be used again: 288 KiB each */
 
+/* A signal may come just before the sleep: who waits looks up now and then. It is CW_TRACE_PART_NS:
+ * traces show calls with this limit as one wait. */
+#define LOOK_NS 500000000
+
 static cw_item spare[SPARE_MAX];
 static unsigned spares;
 
@@ -261,9 +265,13 @@ static int take(QueueEnd *end, QueueItem *item, long long timeout_ns) {
     for (;;) {
         uint32_t word = end->word;
         int code;
+        int last = timeout_ns >= 0 && timeout_ns <= LOOK_NS;
         Py_BEGIN_ALLOW_THREADS;
-        code = cw_queue_get_unless(end->queue, &item->item, timeout_ns, &end->word, word);
+        code = cw_queue_get_unless(end->queue, &item->item, last ? timeout_ns : LOOK_NS, &end->word,
+                                   word);
         Py_END_ALLOW_THREADS;
+        if (!last && (code == -ETIMEDOUT || code == -EBUSY)) /* the time is not over */
+            code = -EINTR;
         if (code == -EAGAIN && !kept_count(end)) /* another thread has had it */
             code = -EINTR;
         if (code != -EINTR || PyErr_CheckSignals())

@@ -324,3 +324,53 @@ def test_what_cannot_be_unpickled_is_lost_as_its_own_error_says() -> None:
         with pytest.raises(ValueError, match="no number"):
             q.get()
     assert q.get() == 2 and q.empty()
+
+
+@pytest.mark.parametrize("wait", ["get", "put", "join"])
+def test_a_signal_that_comes_as_a_wait_begins_ends_it(alarm: _Handler, wait: str) -> None:
+    """At the moment at which the call goes to sleep: none is slept through."""
+    q = cw.JoinableQueue(1)
+    if wait != "get":
+        q.put(1)
+    late = threading.Timer(120, lambda: os._exit(3))  # join() has no timeout
+    late.start()
+    for _ in range(
+        TIMES // (60 if wait == "join" else 6)
+    ):  # join sleeps sooner: each third one is met
+        with pytest.raises(Alarm):
+            alarm.within(30e-6)
+            if wait == "get":
+                q.get(timeout=100)
+            elif wait == "put":
+                q.put(2, timeout=100)
+            else:
+                q.join()
+    late.cancel()
+
+
+def test_workers_end_by_the_first_ctrl_c() -> None:
+    """Right behind an item, when who waits for the next one has looked in vain and is about to sleep."""
+
+    def worker(there: Any, back: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            while True:
+                back.put(there.get())
+        except KeyboardInterrupt:
+            os._exit(0)
+
+    context = multiprocessing.get_context("fork")
+    for _ in range(15):
+        there, back = cw.Queue(), cw.Queue()
+        process = context.Process(target=worker, args=(there, back))
+        process.start()
+        for n in range(100):
+            there.put(n)
+            assert back.get(timeout=60) == n
+        os.kill(process.pid or 0, signal.SIGINT)
+        process.join(60)
+        try:
+            assert process.exitcode == 0
+        finally:
+            process.kill()
+            process.join()

@@ -294,7 +294,8 @@ static int put(cw_array *array, const char *name, int gpu, uint32_t flags, const
     if (code)
         return code;
     if (cw_remote_name(name)) {
-        code = cw_remote_put(array, &key, gpu, flags, layout, offset_bytes);
+        bool own = flags & (CW_TIED | CW_SEAL) && cw_name_is_here(array->client, name) == 1;
+        code = own ? -ELOOP : cw_remote_put(array, &key, gpu, flags, layout, offset_bytes);
         return code == -ELOOP
                    ? put_here(array, cw_remote_local(name), gpu, flags, layout, offset_bytes)
                    : code;

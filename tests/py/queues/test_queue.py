@@ -453,7 +453,7 @@ def test_ctrl_c_ends_a_wait(script: Script) -> None:
     assert done.stdout.split() == ["get", "put", "handled", "3"]
 
 
-def test_an_idle_reader_uses_no_cpu() -> None:
+def test_an_idle_reader_sleeps() -> None:
     context = multiprocessing.get_context("fork")
     q, out = cw.Queue(), cw.Queue()
     process = started(context, tasks.echo, q, out)
@@ -464,8 +464,8 @@ def test_an_idle_reader_uses_no_cpu() -> None:
 
     def sleeps() -> bool:
         before = switches()
-        time.sleep(1)
-        return switches() == before
+        time.sleep(2)
+        return switches() <= before + 5  # each half second it looks for signals
 
     assert eventually(sleeps)  # once it has begun
     q.put(1)

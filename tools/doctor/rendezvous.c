@@ -100,7 +100,7 @@ static void check_broker(struct doctor *doctor) {
     }
     if (code) {
         doctor_add(doctor, DOCTOR_MISSING, "broker",
-                   "stop the other broker, or set CABLEWAY_DIR to another folder", "%s",
+                   "do what the sentence says, or set CABLEWAY_DIR to another folder", "%s",
                    cw_detail());
         return;
     }

@@ -179,7 +179,7 @@ def test_each_figure_is_there_and_true(two: tuple[Node, Node]) -> None:
     with a.here():
         cw.put("//b/figures", values)
     after, over_there = about(a, b), about(b, a)
-    assert after["state"] == "connected" and after["version"] == 4 and after["known_by"] == "key"
+    assert after["state"] == "connected" and after["version"] == 5 and after["known_by"] == "key"
     assert after["address"] == f"127.0.0.1:{b.port}" and after["error"] is None
     assert after["engine"] in ("io_uring", "epoll") and after["key_updates"] == 0
     assert 0 < int(str(after["rtt_us"])) < 5_000_000
@@ -194,7 +194,7 @@ def test_each_figure_is_there_and_true(two: tuple[Node, Node]) -> None:
     assert {link["way"] for link in links} <= {"to", "from"}
     assert {link["kind"] for link in links} <= {"link", "stream"}
     row = a.command("peers").stdout.splitlines()[1].split()
-    assert row[:4] == ["b", "connected", f"127.0.0.1:{b.port}", "4"] and row[5] == "us"
+    assert row[:4] == ["b", "connected", f"127.0.0.1:{b.port}", "5"] and row[5] == "us"
 
 
 def test_the_round_trip_time_is_that_of_the_way() -> None:

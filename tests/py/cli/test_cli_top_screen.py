@@ -179,24 +179,22 @@ def children(pid: int) -> list[int]:
 @pytest.mark.parametrize("keys", ["q", "\x03"])
 def test_quitting_gives_the_terminal_back(keys: str) -> None:
     with top(80, 24, *FAST) as terminal:
-        before = terminal.modes()
         terminal.shows("q quit")
-        assert terminal.modes() != before
+        assert terminal.modes() != terminal.before
         terminal.type(keys)
         assert terminal.wait() == 0
         assert b"\x1b[?1049l" in terminal.written[-200:]
-        assert terminal.modes()[3] == before[3]
+        assert terminal.modes()[3] == terminal.before[3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_gives_the_terminal_back_and_is_what_it_dies_of(number: int) -> None:
     with top(80, 24, *FAST) as terminal:
-        before = terminal.modes()
         terminal.shows("q quit")
         os.kill(terminal.pid, number)
         assert os.WTERMSIG(terminal.wait()) == number
         assert b"\x1b[?1049l" in terminal.written[-200:]
-        assert terminal.modes()[3] == before[3]
+        assert terminal.modes()[3] == terminal.before[3]
 
 
 def test_a_signal_ends_it_while_its_output_is_held() -> None:
@@ -236,11 +234,10 @@ def test_stopping_and_going_on() -> None:
     script = f"set -m; {COMMAND} top -d 0.1; read answer; fg; echo ended $?"
     terminal = Terminal(80, 24, ["/bin/sh", "-c", script])
     try:
-        before = terminal.modes()
         terminal.shows("q quit", "1 clients")
         terminal.type("\x1a")
         # Not by what the shell writes: Ctrl-Z makes the kernel drop what is under way to the terminal, and perhaps that.
-        terminal.until(lambda: terminal.modes()[3] == before[3])
+        terminal.until(lambda: terminal.modes()[3] == terminal.before[3])
         (child,) = children(terminal.pid)
         terminal.until(lambda: state(child) == "T")
         terminal.screen.reset()

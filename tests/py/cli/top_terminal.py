@@ -28,8 +28,11 @@ class Terminal:
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
         self.status: int | None = None
+        seen, see = os.pipe()
         self.pid, self.master = pty.fork()
         if self.pid == 0:
+            os.close(see)
+            os.read(seen, 1)
             environment = {**os.environ, "TERM": "xterm-256color", **settings}
             environment.pop("LINES", None)
             environment.pop("COLUMNS", None)
@@ -38,6 +41,9 @@ class Terminal:
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_DFL)
             os.execve(command[0], command, environment)
+        os.close(seen)
+        self.before = self.modes()  # of the terminal as the program finds it, which begins now
+        os.close(see)
         self.written = b""
 
     def resize(self, columns: int, lines: int) -> None:

@@ -38,6 +38,10 @@ enum { ANSWER_NONE = 1, ANSWER_VALUE = 2, ANSWER_MESSAGE = 3 };
  * with an Answer in place of the bytes (dispatch_answer.c). */
 enum { ANSWER_LENT = 4 };
 
+/* A signal may come just before the sleep: who waits looks up now and then. It is CW_TRACE_PART_NS:
+ * traces show calls with this limit as one wait. */
+#define LOOK_NS 500000000
+
 /* What a worker leaves in its own memory: its length, then so many bytes at most. */
 #define WORDS_MAX (CW_POOL_DATA_MAX - sizeof(uint32_t))
 

@@ -19,9 +19,6 @@
 #include <time.h>
 
 #define COLLECT_EACH 32 /* tasks begun */
-/* A signal may come just before the sleep: who waits looks up now and then. It is CW_TRACE_PART_NS:
- * traces show calls with this limit as one wait. */
-#define LOOK_NS 500000000
 
 /* What the engine keeps and we look at. */
 PyObject *dispatch_share(PyObject *self, PyObject *args) {

@@ -4,10 +4,6 @@
  */
 #include "dispatch_parent.h"
 
-/* A signal may come just before the sleep: who waits looks up now and then. It is CW_TRACE_PART_NS:
- * traces show calls with this limit as one wait. */
-#define LOOK_NS 500000000
-
 /* The thread leaves its call. What no worker has taken yet is taken back. */
 static void forget_call(Dispatch *d, struct call *call) {
     for (struct call **at = &d->calls; *at; at = &(*at)->next)

@@ -27,10 +27,6 @@
 
 #define SPARE_MAX 8 /* memory of items that is kept to be used again: 288 KiB each */
 
-/* A signal may come just before the sleep: who waits looks up now and then. It is CW_TRACE_PART_NS:
- * traces show calls with this limit as one wait. */
-#define LOOK_NS 500000000
-
 static cw_item spare[SPARE_MAX];
 static unsigned spares;
 

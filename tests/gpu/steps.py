@@ -7,9 +7,10 @@ look at what the GPU holds or how fast it is. Last comes a line for each step, w
 short, or never begun since the time was over, says so, and a benchmark that kept its results and missed a promise names
 it. The exit status is 0 if all was ok.
 
-    steps.py one|two [--seconds N] [--out FOLDER] [--at-once N] [--only NAME,...]
+    steps.py one|two [--seconds N] [--out FOLDER] [--at-once N] [--only NAME,...] [--kills N]
 
-one: what one GPU is enough for. two: the tests that one GPU skips, and what is measured between two.
+one: what one GPU is enough for. two: the tests that one GPU skips, and what is measured between two. --kills: of members of groups in group-deaths, which
+has all the seconds then: `--only group-deaths --kills 1000 --seconds 590`.
 With CABLEWAY_TEST_GPU=0 all of it runs on the test double, benchmarks in tiny sizes, to see that it does.
 """
 
@@ -107,10 +108,13 @@ def deaths(seconds: int) -> Step:
     return Step("deaths", [*command, str(seconds)], seconds + 30, seconds - 40)
 
 
-def group_deaths() -> Step:
-    """Members of groups killed in operations on GPUs."""
-    command = [sys.executable, str(TESTS / "groups/group_storm.py"), "40" if REAL else "8"]
-    return Step("group-deaths", [*command, "0", "gpu"], 120, 50)
+def group_deaths(kills: int = 40 if REAL else 8, seconds: int = 90) -> Step:
+    """Members of groups killed in operations on GPUs; fewer when the seconds are over. Many die in groups of eight, since CUDA
+    takes its time to begin in each process, of which two of four live on.
+    """
+    command = [sys.executable, str(TESTS / "groups/group_storm.py"), str(kills), "0", "gpu"]
+    command += ["--members", "8" if kills > 100 else "4", "--seconds", str(seconds)]
+    return Step("group-deaths", command, seconds + 30, 50)
 
 
 def steps(which: str) -> list[Step]:
@@ -303,6 +307,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=BUILD / "gpu")
     parser.add_argument("--at-once", type=int, default=5)
     parser.add_argument("--only", default="")
+    parser.add_argument("--kills", type=int, default=0)
     given = parser.parse_args()
     begin = time.monotonic()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -313,6 +318,9 @@ def main() -> int:
     if given.only:
         names = given.only.split(",")
         waiting = [step for step in waiting if step.name in names or ("tests" in names and not step.alone and step.name != "sanitize")]  # fmt: skip
+    if given.kills:
+        many = group_deaths(given.kills, max(1, int(given.seconds) - 30))
+        waiting = [many if step.name == many.name else step for step in waiting]
     if [step.name for step in waiting] == ["deaths"]:
         waiting = [deaths(400)]  # it has all the time
     before, table, folder = gpu_memory(), Table(given.out), given.out / "running"

@@ -1,12 +1,17 @@
 """A storm of deaths in groups: members are killed at random points, all others are told within a time, and go on.
 
-    python tests/py/groups/group_storm.py [DEATHS] [SEED] [gpu]
+    python tests/py/groups/group_storm.py [DEATHS] [SEED] [gpu] [--members N] [--seconds N]
 
-"gpu": in operations on memory of GPUs; the members take turns at those that CUDA sees. Prints how long the slowest one was to be told, and to reform. A member that is killed may have a forked child that lives on.
+"gpu": in operations on memory of GPUs; the members take turns at those that CUDA sees. Of a group all members but two are
+killed, one after the other. Prints, of the slowest survivor of each death, how long it was to be told, and to reform:
+the median, the 99th percentile and the slowest. No group begins when the seconds are over: then there are fewer deaths,
+and that many are printed. A member that is killed may have a forked child that lives on.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import random
 import signal
@@ -25,6 +30,7 @@ from group_support import Member
 import cableway as cw
 
 SIZE = 4
+LEFT = 2  # members that no group loses
 GPUS = cuda_support.gpus_here()
 Ways = tuple[Callable[[cw.Group], None], Callable[[cw.Group, int], None]]
 
@@ -105,16 +111,16 @@ def ready_on_gpus(g: cw.Group) -> None:
 ON_GPUS = ready_on_gpus, works_on_gpus
 
 
-def member(pipe: Any, name: str, rank: int, turn: int, forks: bool, ways: Ways) -> Any:
+def member(pipe: Any, name: str, size: int, rank: int, turn: int, forks: bool, ways: Ways) -> Any:
     """Works until it is told of deaths, and goes on with the rest; says when it was told and when it went on."""
     if forks and os.fork() == 0:
         time.sleep(5)  # outlives its parent, and with it the parent's descriptors
         os._exit(0)
-    with cw.Group(name, SIZE, rank, timeout=60) as g:
+    with cw.Group(name, size, rank, timeout=60) as g:
         ways[0](g)
         pipe.send("begins")
         times = []
-        while g.size > 2:
+        while g.size > LEFT:
             try:
                 ways[1](g, turn)
             except cw.GroupBroken:
@@ -123,21 +129,23 @@ def member(pipe: Any, name: str, rank: int, turn: int, forks: bool, ways: Ways) 
                 turn = 0
                 times.append((told, time.monotonic()))
                 pipe.send("goes on")
-        assert g.allreduce(1) == 2
+        assert g.allreduce(1) == LEFT
         return times
 
 
-def one(number: int, chance: random.Random, ways: Ways) -> tuple[float, float]:
-    """A group in which two members are killed. The slowest that was told, and that went on, in seconds."""
+def one(number: int, chance: random.Random, ways: Ways, size: int) -> list[tuple[float, float]]:
+    """A group in which all but two members are killed. Of each death, in seconds: the slowest that was told, and that went on."""
     forks = number % 4 == 0
     turn = chance.randrange(8)
-    started = [Member(member, f"storm/{number}", rank, turn, forks, ways) for rank in range(SIZE)]
+    started = [
+        Member(member, f"storm/{number}", size, rank, turn, forks, ways) for rank in range(size)
+    ]
     try:
         for each in started:
             assert each.next() == "begins"
         killed = []
         living = list(started)
-        for _ in range(2):
+        while len(living) > LEFT:
             time.sleep(chance.random() * 0.02)
             victim = living.pop(chance.randrange(len(living)))
             os.kill(victim.pid, signal.SIGKILL)
@@ -145,41 +153,67 @@ def one(number: int, chance: random.Random, ways: Ways) -> tuple[float, float]:
             for each in living:
                 assert each.next() == "goes on"
             time.sleep(chance.random() * 0.02)
-        slow_told, slow_on = 0.0, 0.0
+        slowest = [(0.0, 0.0)] * len(killed)
         for each in living:
             times = each.returned()
-            assert len(times) == 2, times
-            for died, (told, on) in zip(killed, times, strict=True):
-                slow_told, slow_on = max(slow_told, told - died), max(slow_on, on - told)
-        return slow_told, slow_on
+            assert len(times) == len(killed), times
+            for i, (told, on) in enumerate(times):
+                before = slowest[i]
+                slowest[i] = max(before[0], told - killed[i]), max(before[1], on - told)
+        return slowest
     finally:
         for each in started:
             each.end()
 
 
-def storm(deaths: int, seed: int, ways: Ways = (ready, works)) -> tuple[list[float], list[float]]:
-    """So many deaths; the slowest of each group. ways: what members do before, and until they are told."""
+def storm(
+    deaths: int,
+    seed: int,
+    ways: Ways = (ready, works),
+    size: int = SIZE,
+    seconds: float = math.inf,
+) -> tuple[list[float], list[float]]:
+    """At least so many deaths, in groups of that size, unless the seconds are over: of each, the slowest that was told, and that
+    went on. ways: what members do before, and until they are told.
+    """
     chance = random.Random(seed)
-    told, on = [], []
-    for number in range(deaths // 2):
-        a, b = one(number, chance, ways)
-        told.append(a)
-        on.append(b)
-    return sorted(told), sorted(on)
+    end = time.monotonic() + seconds
+    found: list[tuple[float, float]] = []
+    number = 0
+    while len(found) < deaths and time.monotonic() < end:
+        found += one(number, chance, ways, size)
+        number += 1
+    return sorted(told for told, _ in found), sorted(on for _, on in found)
+
+
+def percentile(times: list[float], share: float) -> float:
+    """Of sorted times: so large a share of them is at most this."""
+    return times[max(0, math.ceil(len(times) * share) - 1)]
 
 
 def main() -> None:
     """The storm by itself."""
-    deaths = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
-    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 0  # 0: any
-    seed = seed or int.from_bytes(os.urandom(4), "little")
+    parser = argparse.ArgumentParser(usage=__doc__)
+    parser.add_argument("deaths", nargs="?", type=int, default=1000)
+    parser.add_argument("seed", nargs="?", type=int, default=0, help="0: any")
+    parser.add_argument("where", nargs="?", choices=("gpu",))
+    parser.add_argument("--members", type=int, default=SIZE, help="of each group, 3 or more")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    given = parser.parse_args()
+    if given.members <= LEFT or given.deaths < 1:
+        parser.error(f"a group has at least {LEFT + 1} members, and a storm one death")
+    seed = given.seed or int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}", flush=True)
-    told, on = storm(deaths, seed, ON_GPUS if sys.argv[3:] == ["gpu"] else (ready, works))
-    for what, times in (("told", told), ("reformed", on)):
-        median, last = times[len(times) // 2], times[-1]
-        print(
-            f"{deaths} deaths: {what} after {median * 1e3:.1f} ms (median of the slowest), {last * 1e3:.1f} ms (slowest)"
-        )
+    ways = ON_GPUS if given.where == "gpu" else (ready, works)
+    told, on = storm(given.deaths, seed, ways, given.members, given.seconds)
+    said = [
+        f"{what} after {percentile(times, 0.5) * 1e3:.1f} ms (median), {percentile(times, 0.99) * 1e3:.1f} (99th percentile), "
+        f"{times[-1] * 1e3:.1f} (slowest)"
+        for what, times in (("told", told), ("reformed", on))
+    ]
+    print(
+        f"{len(told)} deaths ({given.deaths} asked for) in groups of {given.members}: {'; '.join(said)}"
+    )
 
 
 if __name__ == "__main__":

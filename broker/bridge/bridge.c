@@ -100,6 +100,7 @@ static int64_t key_tick(struct cwb_bridge *bridge) {
             cwb_log("ends: %s", cw_detail());
             bridge->stopping = true;
         }
+        bridge->tick_now |= bridge->tls != NULL; /* peers may be dialed */
     }
     return bridge->key_looked_ns + KEY_LOOK_NS;
 }
@@ -222,8 +223,9 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         cwb_wires_turn(&bridge->loop);
         cwb_wires_flush(&bridge->loop);
         first_ns = first_ns ? first_ns : bridge->loop.now_ns;
-        if (bridge->tick_now || bridge->loop.now_ns >= due_ns ||
+        if (bridge->tick_now || bridge->files_now || bridge->loop.now_ns >= due_ns ||
             bridge->loop.now_ns - first_ns >= TICK_NS) {
+            bridge->peers_now |= bridge->tick_now;
             bridge->tick_now = false;
             due_ns = tick(bridge);
             first_ns = 0;
@@ -237,8 +239,9 @@ void cwb_bridge_run(struct cwb_bridge *bridge) {
         if (ring_ns > due_ns)
             ring_ns = due_ns;
         int64_t left_ns = ring_ns - cw_now_ns();
-        bool busy = bridge->loop.dirty || bridge->loop.held || bridge->tick_now || bridge->lists ||
-                    cwb_changes_due(bridge) || bridge->loop.now_ns < bridge->spin.until_ns;
+        bool busy = bridge->loop.dirty || bridge->loop.held || bridge->tick_now ||
+                    bridge->files_now || bridge->lists || cwb_changes_due(bridge) ||
+                    bridge->loop.now_ns < bridge->spin.until_ns;
         wait(bridge, busy || left_ns < 0 ? 0 : ring_ns == INT64_MAX ? -1 : left_ns);
         cwb_replica_cache_here(bridge);
         cwb_broker_channel_turn(bridge->broker_channel);

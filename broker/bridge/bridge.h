@@ -138,6 +138,10 @@ struct cwb_bridge {
     struct cwb_loop loop;
     bool stopping;
     bool tick_now; /* something changed that time decides about: look at it now */
+    bool
+        files_now; /* peer_table.c: the same for files alone, unless they were looked at just now */
+    bool peers_now;       /* peer.c: something changed since all peers were looked at, */
+    int64_t peers_due_ns; /* which said that this is the next time for it */
 
     struct cwb_tls *tls; /* NULL: no key: nobody is reached, and each job is told so */
     char no_key[CW_DETAIL_MAX];

@@ -385,7 +385,11 @@ static int64_t look_at_waiting(struct cwb_bridge *bridge, struct cwb_peer *peer)
 
 int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
     struct cwb_peer *peer;
-    int64_t due_ns = cwb_peer_table_tick(bridge);
+    int64_t due_ns = cwb_peer_table_tick(bridge), table_ns = due_ns;
+    if (!bridge->peers_now && bridge->loop.now_ns < bridge->peers_due_ns)
+        return due_ns < bridge->peers_due_ns ? due_ns : bridge->peers_due_ns;
+    bridge->peers_now = false;
+    due_ns = INT64_MAX;
     LL_FOREACH(bridge->peers, peer) {
         int64_t late_ns = peer->waiting ? look_at_waiting(bridge, peer) : INT64_MAX;
         due_ns = late_ns < due_ns ? late_ns : due_ns;
@@ -398,5 +402,6 @@ int64_t cwb_peers_tick(struct cwb_bridge *bridge) {
         else if (peer->dial_after_ns < due_ns)
             due_ns = peer->dial_after_ns;
     }
-    return due_ns;
+    bridge->peers_due_ns = due_ns;
+    return due_ns < table_ns ? due_ns : table_ns;
 }

@@ -14,7 +14,9 @@
 #include "broker/bridge/memory.h"
 #include "broker/bridge/tls/folder.h"
 
-#define FILE_LOOK_NS  1000000000
+#define FILE_LOOK_NS                                                                               \
+    1000000000 /* files are looked at so often, when the broker asks whether we live */
+#define FILE_LATE_NS  1250000000 /* or by ourselves, if it does not */
 #define DATES_TELL_NS (24ll * 3600 * 1000000000)
 
 static struct cwb_peer *find_ever(struct cwb_bridge *bridge, const char *name, size_t length) {
@@ -175,6 +177,7 @@ static void look_at_key(struct cwb_bridge *bridge) {
     if (what <= 0)
         return;
     bridge->dates_told_ns = 0;
+    bridge->peers_now = true;
     cwb_print_text(cwb_tls_print(bridge->tls), print);
     cwb_log("loaded again:%s%s%s; the key is %s", what & CWB_NEW_KEY ? " key" : "",
             what & CWB_NEW_CERTIFICATE ? " certificate" : "", what & CWB_NEW_CA ? " CA" : "",
@@ -194,6 +197,7 @@ static void look_at_files(struct cwb_bridge *bridge) {
     if (cwb_stamp_same(&stamp, &bridge->peers_stamp))
         return;
     int code = read_file(bridge);
+    bridge->peers_now = true;
     if (code == -EDQUOT) /* the next look may find memory */
         bridge->peers_stamp = (struct cwb_stamp){.inode = 0};
     if (code)
@@ -203,7 +207,9 @@ static void look_at_files(struct cwb_bridge *bridge) {
 }
 
 int64_t cwb_peer_table_tick(struct cwb_bridge *bridge) {
-    if (bridge->loop.now_ns - bridge->peers_looked_ns >= FILE_LOOK_NS)
+    int64_t passed_ns = bridge->loop.now_ns - bridge->peers_looked_ns;
+    if (passed_ns >= FILE_LOOK_NS || (bridge->files_now && passed_ns >= FILE_LOOK_NS / 2))
         look_at_files(bridge);
-    return bridge->peers_looked_ns + FILE_LOOK_NS;
+    bridge->files_now = false;
+    return bridge->peers_looked_ns + FILE_LATE_NS;
 }

@@ -52,6 +52,7 @@ struct cwb_broker_channel {
     uint32_t asked_count;   /* since the broker was woken; */
     uint32_t batched_count; /* of these: may wait for others */
     int64_t batch_until_ns;
+    bool quiet; /* what is asked now wakes nobody */
 };
 
 _Noreturn static void broker_lost(void) {
@@ -117,7 +118,7 @@ static int try_send(struct cwb_broker_channel *channel, uint16_t op, const struc
         return code;
     if (code)
         broker_lost();
-    channel->asked_count++;
+    channel->asked_count += !channel->quiet;
     if (!asked)
         return 0;
     asked->id = id;
@@ -230,6 +231,10 @@ void cwb_broker_channel_turn(struct cwb_broker_channel *channel) {
 void cwb_broker_channel_batch_notify(struct cwb_broker_channel *channel) {
     if (channel->batched_count++ == 0)
         channel->batch_until_ns = channel->bridge->loop.now_ns + BATCH_NS;
+}
+
+void cwb_broker_channel_quiet(struct cwb_broker_channel *channel, bool quiet) {
+    channel->quiet = quiet;
 }
 
 void cwb_broker_channel_flush(struct cwb_broker_channel *channel) {

@@ -42,6 +42,10 @@ void cwb_broker_channel_turn(struct cwb_broker_channel *channel);
 /* What was asked last need not wake the broker now: it does some milliseconds later, with what was
  * asked meanwhile. */
 void cwb_broker_channel_batch_notify(struct cwb_broker_channel *channel);
+/* true: what is asked from here on need not wake the broker at all; it is served when the broker
+ * wakes for something else, which it does once a second while a bridge runs
+ * (broker/roles/remote.c). */
+void cwb_broker_channel_quiet(struct cwb_broker_channel *channel, bool quiet);
 /* The broker is to be told of such ones now, after all. */
 void cwb_broker_channel_flush(struct cwb_broker_channel *channel);
 /* Wakes the broker if anything was asked. Once a turn, before the loop waits. Returns when it wants

@@ -44,6 +44,17 @@ static void begin(struct cwb_jobs *jobs, const struct cw_remote_job *head, const
 
 static void ask_nexts(struct cwb_jobs *jobs, uint32_t least);
 
+/* No job: the broker asks, once a second, whether we live. It looks for the answer when it asks
+ * again, and need not be woken for it. And we are awake: files are looked at now, so that an idle
+ * node wakes no further time for them. */
+static void on_alive(struct cwb_jobs *jobs) {
+    struct cwb_bridge *bridge = jobs->bridge;
+    cwb_broker_channel_quiet(bridge->broker_channel, true);
+    ask_nexts(jobs, CW_REMOTE_NEXTS_MAX);
+    cwb_broker_channel_quiet(bridge->broker_channel, false);
+    bridge->files_now = true;
+}
+
 static void on_next(void *owner, int status, const void *body, uint32_t body_bytes) {
     struct cwb_jobs *jobs = owner;
     struct cw_remote_job head;
@@ -54,10 +65,12 @@ static void on_next(void *owner, int status, const void *body, uint32_t body_byt
     }
     memcpy(&head, body, sizeof head);
     jobs->nexts--;
-    ask_nexts(jobs,
-              head.job ? NEXTS_LEAST : CW_REMOTE_NEXTS_MAX); /* no job: asks whether we live */
-    if (head.job)
-        begin(jobs, &head, (const uint8_t *)body + sizeof head, body_bytes - (uint32_t)sizeof head);
+    if (!head.job) {
+        on_alive(jobs);
+        return;
+    }
+    ask_nexts(jobs, NEXTS_LEAST);
+    begin(jobs, &head, (const uint8_t *)body + sizeof head, body_bytes - (uint32_t)sizeof head);
 }
 
 /* Where fewer than so many wait, all that may are asked for. */

@@ -100,17 +100,20 @@ const char *cwb_folder_job_node(const char *folder) {
     return strncmp(job, "job-", 4) == 0 && job[4] >= '0' && job[4] <= '9' ? node + 1 : NULL;
 }
 
+/* Of the file that all nodes of a job have in common. false: the folder is none of a job's. */
+static bool common_path(const char *folder, const char *name, char path[PATH_MAX]) {
+    const char *node = cwb_folder_job_node(folder);
+    return node && snprintf(path, PATH_MAX, "%.*s/%s", (int)(node - 1 - folder), folder, name) > 0;
+}
+
 int cwb_folder_find(const char *folder, const char *name, char path[PATH_MAX], bool *common) {
     char other[PATH_MAX];
-    const char *node = cwb_folder_job_node(folder);
     int code = cwb_folder_path(folder, name, path);
     if (common)
         *common = false;
-    if (code || !node || access(path, F_OK) == 0 || errno != ENOENT)
+    if (code || access(path, F_OK) == 0 || errno != ENOENT || !common_path(folder, name, other) ||
+        access(other, F_OK) != 0)
         return code;
-    snprintf(other, sizeof other, "%.*s/%s", (int)(node - 1 - folder), folder, name);
-    if (access(other, F_OK) != 0)
-        return 0;
     strcpy(path, other); /* it is shorter */
     if (common)
         *common = true;
@@ -171,7 +174,10 @@ int cwb_folder_lock(const char *folder) {
 struct cwb_stamp cwb_folder_stamp(const char *folder, const char *name) {
     char path[PATH_MAX];
     struct stat status;
-    if (cwb_folder_find(folder, name, path, NULL) || stat(path, &status) < 0)
+    if (cwb_folder_path(folder, name, path))
+        return (struct cwb_stamp){.inode = 0};
+    if (stat(path, &status) < 0 &&
+        (errno != ENOENT || !common_path(folder, name, path) || stat(path, &status) < 0))
         return (struct cwb_stamp){.inode = 0};
     return (struct cwb_stamp){.device = status.st_dev,
                               .inode = status.st_ino,

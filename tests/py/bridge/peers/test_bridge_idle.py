@@ -80,6 +80,31 @@ def test_the_first_use_makes_a_link_and_the_last_one_ends_it(two: tuple[Node, No
     assert closes(b, a) >= 3
 
 
+def wakes(pid: int) -> int:
+    """How often all threads of a process have gone to sleep."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(
+        int(
+            re.findall(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.M)[0]
+        )
+        for task in tasks
+    )
+
+
+def test_a_node_of_which_nothing_is_asked_wakes_twice_a_second(
+    two: tuple[Node, Node],
+) -> None:
+    """Its broker asks its bridge whether it lives, and the bridge looks at its files then; 1,000 nodes may be idle."""
+    a, _ = two
+    pids = [a.process.pid, a.bridge_pid()]
+    time.sleep(2)
+    before, begun = [wakes(pid) for pid in pids], time.monotonic()
+    time.sleep(5)
+    seconds = time.monotonic() - begun
+    rates = [(wakes(pid) - was) / seconds for pid, was in zip(pids, before, strict=True)]
+    assert all(0 < rate < 1.6 for rate in rates), rates  # 2 and 3 if each had its own timers
+
+
 def test_both_sides_may_begin(two: tuple[Node, Node]) -> None:
     a, b = two
     for number in range(3):

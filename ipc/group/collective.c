@@ -7,7 +7,7 @@
  * in the order of the ranks. Where arrays were read in place all meet once more, so that nobody
  * changes what others still read.
  *
- *   in the call       meet, read
+ *   in the call       meet, read; a few bytes lie beside the word of the arrival
  *   arrays alone      meet, open, read, meet
  *   staging memory    for each piece: copy it there, meet, read; arrays beside it: as above; where
  *                     not all are known to have a member's memory open: meet at the end, too, since
@@ -92,15 +92,15 @@ static void consume(cw_group *group, const struct operation *op,
 
 static int run_inline(cw_group *group, const struct operation *op) {
     struct group_sources *sources = &group->sources;
-    struct group_call *call = group_next_call(group);
+    const uint64_t bytes = op->block_bytes * op->blocks; /* the same for all: the mark has it */
     if (op->contributes && op->send_bytes)
-        memcpy(call->data, op->send.data, op->send_bytes);
+        memcpy(group_next_bytes(group, bytes), op->send.data, op->send_bytes);
     cw_group_arrive(group, what_of(op, 0), op->count);
     int code = cw_group_await(group);
     if (code)
         return code;
     for (uint32_t i = 0; i < group->size; i++) {
-        sources->vector[i] = group_call_of(group, i)->data;
+        sources->vector[i] = group_bytes_of(group, i, bytes);
         sources->stride[i] = op->block_bytes;
     }
     consume(group, op, sources, 0, op->block_bytes);

@@ -63,7 +63,7 @@
 #include "shm/base/trace.h"
 #include "shm/tasks/barrier.h"
 
-#define GROUP_MAGIC    0x6377677270303032ull /* "cwgrp002" */
+#define GROUP_MAGIC    0x6377677270303033ull /* "cwgrp003" */
 #define GROUP_NAP_NS   1000000               /* the first sleep before a look for the dead, */
 #define GROUP_LOOK_NS  32000000              /* and the longest one */
 #define GROUP_LEAST_NS 1000000000 /* for the broker's answers, where no time is given at all */
@@ -239,6 +239,18 @@ static inline struct group_call *group_next_call(cw_group *group) {
 /* What member rank has brought to the last meeting. */
 static inline const struct group_call *group_call_of(const cw_group *group, uint32_t rank) {
     return &group->members[rank].slot->call[group->number & 1];
+}
+/* The bytes that a member brings to its next meeting, or rank has brought to the last one, where
+ * they are so many: few lie beside the word of its arrival, in the cache line that all wait for. At
+ * most CW_GROUP_INLINE_MAX. */
+static inline uint8_t *group_next_bytes(cw_group *group, uint64_t bytes) {
+    return bytes <= CW_BARRIER_BROUGHT ? group->own->barrier.brought[(group->number + 1) & 1]
+                                       : group_next_call(group)->data;
+}
+static inline const uint8_t *group_bytes_of(const cw_group *group, uint32_t rank, uint64_t bytes) {
+    return bytes <= CW_BARRIER_BROUGHT
+               ? group->members[rank].slot->barrier.brought[group->number & 1]
+               : group_call_of(group, rank)->data;
 }
 /* Arrives at the next meeting. */
 void cw_group_arrive(cw_group *group, uint64_t what, uint64_t count);

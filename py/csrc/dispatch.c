@@ -98,7 +98,7 @@ static PyObject *watch(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* For tests: the two by themselves. */
+/* The two by themselves: for the objects of groups. */
 static PyObject *dump_small(PyObject *module, PyObject *object) {
     (void)module;
     char data[CW_POOL_DATA_MAX];

@@ -35,10 +35,14 @@
 
 #include "shm/base/wait.h"
 
+#define CW_BARRIER_BROUGHT 16 /* bytes */
+
 struct cw_barrier_slot { /* 64 bytes, shared; written by its member, but for the bell */
     cw_a64 arrived[2];
     struct cw_bell bell; /* who waits for this member sleeps here */
-    uint64_t reserved[4];
+    /* What goes with the arrival, by the number's parity: who sees one has the other in its cache.
+     * Plain memory: written before N1, read after N2. */
+    uint8_t brought[2][CW_BARRIER_BROUGHT];
 };
 _Static_assert(sizeof(struct cw_barrier_slot) == 64, "layout");
 

@@ -26,7 +26,8 @@ _FIND_BYTES = 160  # of fewer, all that is sent goes with the call (GROUP_INLINE
 _texts: dict[np.dtype[Any], bytes] = {}
 
 
-_dispatch.elements_types(np.ndarray, leases.Lease, _texts, stream_order.marks())
+# Whether the arrays of this NumPy are read without a call to it.
+READS_NDARRAYS = _dispatch.elements_types(np.ndarray, leases.Lease, _texts, stream_order.marks())
 
 
 class Elements:

@@ -23,7 +23,8 @@ from cableway._core.deadlines import deadline
 from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import opened
 from cableway._core.library import lib
-from cableway._group import gpu
+from cableway._dispatch import small_load
+from cableway._group import gpu, pickles
 from cableway._group.calls import Calls, reason_of
 from cableway._group.elements import Elements
 from cableway._group.status import Status
@@ -164,6 +165,8 @@ class _Opening:
 
 def _loads(data: bytes, cells: list[Any]) -> Any:
     """The object in a message. Called again, its handles are open in the cells."""
+    if len(data) <= pickles.SMALL_BYTES and (found := small_load(data)):
+        return found[0]  # it has no handles
     before = opened.by, opened.count
     opened.by, opened.count = _Opening(cells), 0
     try:
@@ -210,7 +213,7 @@ class Mailbox:
     def send_object(self, obj: Any, dest: int, tag: int) -> None:
         """Sends a pickle."""
         self._finish_leaving()
-        data = pickle.dumps(obj, 5)
+        data = pickles.dumps(obj)
         rank, number = _rank(dest, "dest"), _tag(tag)
         self._calls.send_bytes[data, OBJECT, rank, number, True]  # no call from here on: it is sent
 
@@ -225,7 +228,7 @@ class Mailbox:
 
     def isend_object(self, obj: Any, dest: int, tag: int) -> Request:
         """Sends a pickle when there is room."""
-        data = pickle.dumps(obj, 5)
+        data = pickles.dumps(obj)
         return self._isend_bytes(data, OBJECT, _rank(dest, "dest"), _tag(tag))
 
     def _isend_bytes(self, data: bytes, kind: int, rank: int, number: int) -> Request:
@@ -271,7 +274,7 @@ class Mailbox:
         """Sends one object and receives one."""
 
         def ready() -> _Leave:
-            data = pickle.dumps(obj, 5)
+            data = pickles.dumps(obj)
             return lambda rank, number: self._isend_bytes(data, OBJECT, rank, number)
 
         self._send_first(ready, dest, sendtag, source, recvtag)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import functools
 import operator
-import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from cableway._core.handler_errors import is_handlers
+from cableway._group import pickles
 from cableway._group.calls import Calls
 from cableway._group.operations import REDUCTIONS, checked_root
 
@@ -114,7 +114,7 @@ def exchange(
     data = b""
     if source in (ALL, rank):
         # Each by itself, so that nobody unpickles what is another's.
-        data = pickle.dumps([pickle.dumps(item, 5) for item in obj] if part else obj, 5)
+        data = pickles.dumps([pickles.dumps(item) for item in obj] if part else obj)
     own = rank if rank == source and not part else -1  # bcast: root has it
     giver = _EVERYBODY if source is None else source
     receiver = _EVERYBODY if to is None else to
@@ -172,5 +172,5 @@ def _loaded(found: list[bytes | None], own: int, rank: int, part: bool) -> list[
     values: list[Any] = list(found)
     for i, item in enumerate(found):
         if item is not None and i != own:
-            values[i] = pickle.loads(pickle.loads(item)[rank]) if part else pickle.loads(item)
+            values[i] = pickles.loads(pickles.loads(item)[rank]) if part else pickles.loads(item)
     return values

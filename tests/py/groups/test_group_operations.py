@@ -12,6 +12,7 @@ from group_operations import everything, place, same
 from group_support import group, outcomes
 
 import cableway as cw
+from cableway._group import elements, operations
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork")
 
@@ -92,6 +93,55 @@ def narrow(g: cw.Group, _pipe: Any) -> None:
 
 def test_narrow_floats_are_computed_in_float32_and_rounded_once() -> None:
     outcomes("narrow", 3, narrow, timeout=60)
+
+
+def few_bytes(g: cw.Group, _pipe: Any) -> None:
+    """What goes with the arrival, and what is larger, in turns: nothing is left over of the one before."""
+    random = np.random.default_rng(7)
+    for turn in range(600):
+        count = int(random.integers(0, 40))
+        values = random.integers(0, 256, (g.size, g.size * count), dtype="u1")
+        mine, root = values[g.rank], turn % g.size
+        same(g.Allreduce(mine[:count]), values[:, :count].sum(0, dtype="u1"))
+        same(g.Allgather(mine[:count]), values[:, :count])
+        same(g.Alltoall(mine), values[:, g.rank * count :][:, :count].ravel())
+        same(g.Bcast(mine[:count].copy(), root), values[root, :count])
+
+
+def test_a_few_bytes_of_any_number() -> None:
+    outcomes("few", 3, few_bytes, timeout=60)
+
+
+def test_ndarrays_are_read_without_numpy() -> None:
+    assert elements.READS_NDARRAYS, "the arrays of this NumPy are laid out in another way"
+    with cw.Group("read", 1, timeout=20) as g:
+        end, kind, none = g._calls.end, operations.ALLREDUCE, operations.NO_ROOT
+
+        def found(send: Any, out: Any) -> bool:
+            return bool(end.move(kind, send, out, "sum", none))
+
+        for dtype in ("f8", "f4", ">f8"):
+            assert g.Allgather(np.ones(1, dtype)) == 1  # texts of dtypes are noted by Python
+        whole, out = np.arange(6.0).reshape(2, 3), np.zeros((2, 3))
+        assert found(whole, out)
+        same(out, whole)
+        number = np.array(0.0)
+        assert found(np.array(7.0), number) and number == 7
+        assert found(np.empty((0, 3)), np.empty((0, 3)))
+        row = np.zeros(3)
+        assert found(whole[1], row) and row.tolist() == [3, 4, 5]  # a view of little
+        large = np.arange(1000.0)
+        assert found(large, large.copy())
+        assert not found(large[:500], large[500:].copy()), "a view may be one of an array of ours"
+        frozen = np.zeros((2, 3))
+        frozen.flags.writeable = False
+        assert found(frozen, out)
+        assert not found(whole, frozen)
+        assert not found(whole.T, np.zeros((3, 2))) and not found(whole[:, ::2], np.zeros((2, 2)))
+        assert not found(whole, np.zeros(5)), "fewer elements"
+        assert not found(whole, np.zeros((2, 3), "f4")) and not found(whole.astype(">f8"), out)
+        warns = np.broadcast_arrays(np.zeros(1), np.zeros((1, 1)))[0]
+        assert not found(np.ones((1, 1)), warns), "NumPy warns who writes there"
 
 
 def test_one_array_may_receive_for_all() -> None:

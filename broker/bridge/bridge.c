@@ -189,7 +189,7 @@ static int64_t tick(struct cwb_bridge *bridge) {
         cwb_links_tick(bridge),        cwb_peers_tick(bridge),   cwb_replicas_tick(bridge),
         cwb_jobs_tick(bridge),         key_tick(bridge),         cwb_stagings_tick(bridge),
         cwb_gpu_receives_tick(bridge), cwb_streams_tick(bridge), cwb_deferred_tick(bridge),
-        cwb_downloads_tick(bridge),    cwb_listen_tick(bridge)};
+        cwb_downloads_tick(bridge),    cwb_listen_tick(bridge),  cwb_local_tick(bridge)};
     int64_t first_ns = due_ns[0];
     if (cw_client_usable(bridge->client) != 0) {
         cwb_log("ends with its broker: %s", cw_detail());

@@ -156,6 +156,8 @@ struct cwb_bridge {
     cw_client *client;                 /* for all threads */
     cw_array *reserve;                 /* arrays.c; NULL: there is none */
     bool reserving;                    /* a helper makes one */
+    int64_t trim_due_ns; /* arrays.c: when what is kept free is given back; 0: there is none */
+    bool trimming;       /* a helper does */
     struct cwb_broker_channel *broker_channel; /* the loop's own (broker_channel.h) */
     struct cwb_listener listeners[CWB_LISTEN_MAX];
     uint32_t listener_count;

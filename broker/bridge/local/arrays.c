@@ -6,6 +6,10 @@
  * given up when there is no other memory at hand: what comes then finds its place at once. A helper
  * makes the next, and touches its pages, so that who reads into it does not stop at each. Where
  * there is no memory for one, the array is made as any other, and its bytes are asked for then.
+ *
+ * What is free again stays for the next array (ipc/memory/slab_cache.h), which then needs no new
+ * pages, until no large one was made for TRIM_NS. That it is free this process does not hear, since
+ * others have it: it looks every TRIM_NS, as long as it has more than the reserve.
  */
 #include "broker/bridge/local/arrays.h"
 
@@ -23,6 +27,7 @@
 
 #define CLOSE_BYTES   (8u << 20) /* to give so much back takes the kernel a millisecond */
 #define RESERVE_BYTES (CWB_AHEAD_MAX * CWB_READ_MAX)
+#define TRIM_NS       10000000000
 
 /* here: in memory that there is, else -EAGAIN. */
 static int make_bytes(cw_client *client, uint64_t size_bytes, bool here, cw_array **out) {
@@ -251,9 +256,56 @@ static int make_here(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **
     return code;
 }
 
+/* ---- what is kept free ---- */
+
+struct trimming {
+    struct cwb_work work;
+    struct cwb_bridge *bridge;
+    bool again; /* it still has more than the reserve */
+};
+
+static void run_trimming(struct cwb_work *work) {
+    struct trimming *trimming = (struct trimming *)work;
+    cw_client *client = trimming->bridge->client;
+    uint64_t waiting, own_bytes = 0;
+    (void)cw_trim(client, 0, &waiting);
+    pthread_mutex_lock(&client->lock);
+    for (const struct cw_slab *slab = client->slabs.own; slab; slab = slab->own_next)
+        own_bytes += slab->size_bytes;
+    pthread_mutex_unlock(&client->lock);
+    trimming->again = own_bytes > RESERVE_BYTES;
+}
+
+static void trimmed(struct cwb_work *work) {
+    struct trimming *trimming = (struct trimming *)work;
+    struct cwb_bridge *bridge = trimming->bridge;
+    bridge->trimming = false;
+    if (trimming->again && !bridge->trim_due_ns)
+        bridge->trim_due_ns = bridge->loop.now_ns + TRIM_NS;
+    bridge->tick_now = true;
+    free(trimming);
+}
+
+int64_t cwb_local_tick(struct cwb_bridge *bridge) {
+    const int64_t now_ns = bridge->loop.now_ns;
+    if (!bridge->trim_due_ns || bridge->trimming)
+        return INT64_MAX;
+    if (now_ns < bridge->trim_due_ns)
+        return bridge->trim_due_ns;
+    struct trimming *trimming = calloc(1, sizeof *trimming);
+    bridge->trim_due_ns = trimming ? 0 : now_ns + TRIM_NS; /* without memory later */
+    if (!trimming)
+        return bridge->trim_due_ns;
+    *trimming = (struct trimming){.work = {.run = run_trimming, .done = trimmed}, .bridge = bridge};
+    bridge->trimming = true;
+    cwb_work_begin(bridge->memory_helpers, &trimming->work);
+    return INT64_MAX;
+}
+
 void cwb_local_new(struct cwb_bridge *bridge, uint64_t size_bytes, cwb_on_array *on_done,
                    void *owner) {
     cw_array *array = NULL;
+    bridge->trim_due_ns = bridge->loop.now_ns + TRIM_NS;
     int code = make_here(bridge, size_bytes, &array);
     if (code != -EAGAIN) { /* as a rule, and no thread is woken */
         on_done(owner, code, array);

@@ -45,6 +45,9 @@ int cwb_local_make(struct cwb_bridge *bridge, uint64_t size_bytes, cw_array **ou
 void cwb_local_close(struct cwb_bridge *bridge, cw_array *array);
 /* Has memory made ready for what comes next. */
 void cwb_local_reserve(struct cwb_bridge *bridge);
+/* Gives back what this process keeps free, once no large array was made for some seconds. Returns
+ * when that is due, or INT64_MAX: it keeps nothing but the reserve. */
+int64_t cwb_local_tick(struct cwb_bridge *bridge);
 /* Makes a plain array of so many bytes. on_done(owner, code, array): 0 and the array, the owner's;
  * else cw_detail(). Runs at once where there is room in memory that is mapped. */
 typedef void cwb_on_array(void *owner, int code, cw_array *array);

@@ -7,6 +7,7 @@ Runs in `make test-more`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -103,6 +104,30 @@ def test_a_node_of_which_nothing_is_asked_wakes_twice_a_second(
     seconds = time.monotonic() - begun
     rates = [(wakes(pid) - was) / seconds for pid, was in zip(pids, before, strict=True)]
     assert all(0 < rate < 1.6 for rate in rates), rates  # 2 and 3 if each had its own timers
+
+
+def slab_bytes(node: Node) -> int:
+    """Shared memory that its broker holds."""
+    return int(json.loads(node.command("status", "--json").stdout)["gauges"]["bytes"])
+
+
+def test_an_idle_bridge_gives_back_what_it_keeps_free(two: tuple[Node, Node]) -> None:
+    """A job's memory may be needed for something else; what is still read stays."""
+    a, b = two
+    before = slab_bytes(a)
+    b.put("kept", np.full(3 << 20, 7.0))
+    b.put("gone", np.zeros(8 << 20))
+    with a.here():
+        kept, gone = cw.get("//b/kept"), cw.get("//b/gone")
+        assert slab_bytes(a) >= before + (88 << 20)
+        del gone
+        with b.here():
+            cw.remove("gone")
+        assert eventually(lambda: slab_bytes(a) <= before + (25 << 20), 40), slab_bytes(a)
+        assert (kept.numpy() == 7).all()
+        b.put("again", np.ones(8 << 20))
+        assert cw.get("//b/again").numpy().sum() == 8 << 20
+        assert (kept.numpy() == 7).all()
 
 
 def test_both_sides_may_begin(two: tuple[Node, Node]) -> None:

@@ -275,8 +275,8 @@ static int accept_reply(cw_client *client, const uint8_t *buffer, uint32_t size_
     if (head->status < 0) {
         cw_fds_close(fds);
         if (body_bytes == 0)
-            return cw_fail(head->status, "this process can take no more descriptors: raise its "
-                                         "limit (ulimit -n)");
+            return cw_fail(head->status, "a descriptor that the broker sent could not be taken: %s",
+                           cw_descriptor_remedy(EMFILE));
         return cw_fail(head->status, "%.*s", (int)body_bytes, (const char *)(head + 1));
     }
     uint32_t wanted = received ? received->count : 0;

@@ -150,11 +150,13 @@ _Noreturn static void become_broker(const char *path, char *const argv[], int er
     if (secure && (syscall(SYS_setresgid, getegid(), getegid(), getegid()) != 0 ||
                    syscall(SYS_setresuid, geteuid(), geteuid(), geteuid()) != 0))
         _exit(EXIT_NO_EXEC);
-    /* Out of the way of 0 to 2 first. */
-    int high = fcntl(errors, F_DUPFD, 3), null = open("/dev/null", O_RDWR);
-    if (high < 0 || null < 0 || dup2(null, 0) < 0 || dup2(0, 1) < 0 || dup2(high, 2) < 0)
-        _exit(EXIT_NO_EXEC);
+    /* No descriptor more at any moment: the parent may have none left. */
+    int kept = errors == 2 ? fcntl(2, F_SETFD, 0) : dup2(errors, 2);
     close_from(3);
+    close(0);
+    close(1);
+    if (kept < 0 || open("/dev/null", O_RDWR) != 0 || dup2(0, 1) < 0)
+        _exit(EXIT_NO_EXEC);
     execve(path, argv, secure ? clean : environ);
     _exit(EXIT_NO_EXEC);
 }

@@ -9,7 +9,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from cableway._core import imports as _imports  # noqa: F401 - first: a fork may come while the rest is imported
@@ -135,7 +137,16 @@ def __getattr__(name: str) -> Any:
         )
     if name not in _LATER:
         raise AttributeError(f"module 'cableway' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+    try:
+        module = importlib.import_module(_LATER[name])
+    except OSError as error:  # a file of it, or of a module that it imports, could not be opened
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise LimitExceeded(
+            f"cableway.{name} is imported when it is first used, and its files could not be opened: {error}; this process may "
+            f"open {os.sysconf('SC_OPEN_MAX')} files: raise that limit (ulimit -n) and start it again"
+        ) from error
+    found = globals()[name] = getattr(module, name)
     return found
 
 

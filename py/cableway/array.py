@@ -59,7 +59,8 @@ class Array(Values, _dispatch.Fields):
     axes over handles on its parts. Take `x = w.numpy()` before a loop over single elements: `x[i]` is many times quicker than
     `w[i]`. Functions that accept only a real ndarray need `w.numpy()`, too: `rng.random(out=w.numpy())`. Like an ndarray it has
     no hash: use its name, or `id(w)`, as a key. For an array on a GPU all of these raise a TypeError that says what to do
-    instead.
+    instead. There `reshape`, `ravel`, `transpose`, `swapaxes` and `squeeze` return handles on the same memory, as slices do; if
+    NumPy would have to copy, they raise a ValueError.
 
     close() ends this handle. Views on it stay valid, and the memory stays until the last of them is gone.
     """

@@ -101,12 +101,21 @@ static const char *brokers_remedy(void) {
     return text;
 }
 
+static const char *own_remedy(void) {
+    static __thread char text[160];
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) < 0)
+        files.rlim_cur = 0;
+    snprintf(text, sizeof text,
+             "this process may open %llu files: raise that limit (ulimit -n) and start it again",
+             (unsigned long long)files.rlim_cur);
+    return text;
+}
+
 const char *cw_descriptor_remedy(int error) {
     switch (error) {
     case EMFILE:
-        if (is_broker)
-            return brokers_remedy();
-        return "raise the process's limit on open files (ulimit -n) and start it again";
+        return is_broker ? brokers_remedy() : own_remedy();
     case ENFILE:
         return "the whole machine has none left: raise sysctl fs.file-max";
     default:

@@ -1,7 +1,8 @@
 """Everything that an array has in common with an ndarray: operators, comparisons, functions, methods and numbers.
 
 All of it reads the memory from the CPU and returns what NumPy returns: an ndarray or a scalar. For an array on a GPU all of it
-raises the TypeError of `numpy()`, which says what to do.
+raises the TypeError of `numpy()`, which says what to do; but for methods that only give the memory another shape (`shapes`): they
+return a handle on it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cableway._array.shapes import SHAPES
 from cableway._core import words
 
 if TYPE_CHECKING:
@@ -24,9 +26,8 @@ __all__ = ["Values", "plain"]
 _METHODS = (
     "all", "any", "argmax", "argmin", "argpartition", "argsort", "byteswap", "choose", "clip", "compress",
     "conj", "conjugate", "cumprod", "cumsum", "diagonal", "dot", "dump", "dumps", "fill", "flatten", "getfield", "max",
-    "mean", "min", "nonzero", "partition", "prod", "put", "ravel", "repeat", "reshape", "round", "searchsorted",
-    "setfield", "sort", "squeeze", "std", "sum", "swapaxes", "take", "tobytes", "tofile", "trace", "transpose", "var",
-    "view", "__array_namespace__",
+    "mean", "min", "nonzero", "partition", "prod", "put", "repeat", "round", "searchsorted",
+    "setfield", "sort", "std", "sum", "take", "tobytes", "tofile", "trace", "var", "view", "__array_namespace__",
 )  # fmt: skip
 _ATTRIBUTES = ("flat", "imag", "real")
 _READ_ONLY = ("base", "ctypes", "data")
@@ -86,6 +87,12 @@ class Values(np.lib.mixins.NDArrayOperatorsMixin):
 
         def numpy(self) -> NDArray[Any]:
             """The memory as a NumPy array."""
+
+        def _on_gpu(self) -> bool: ...
+
+        def _seen(self) -> NDArray[Any]: ...
+
+        def _part(self, found: NDArray[Any]) -> Any: ...
 
         # Those named above, as NumPy types them.
         def __getattr__(self, name: str) -> Any: ...
@@ -162,6 +169,19 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
+def _shape_method(name: str, of_gpu: Callable[..., Any]) -> Callable[..., Any]:
+    on_host = _method(name)
+
+    def method(self: Values, *arguments: Any, **options: Any) -> Any:
+        if self._on_gpu():
+            return self._part(of_gpu(self._seen(), *arguments, **options))
+        return on_host(self, *arguments, **options)
+
+    method.__name__, method.__qualname__ = name, f"Values.{name}"
+    method.__doc__ = f"As numpy.ndarray.{name}. For an array on a GPU a handle on the same memory; ValueError if it needs a copy."
+    return method
+
+
 # An ndarray's own operators and not the ufuncs behind them, of which NDArrayOperatorsMixin makes its: they have faster ways
 # (x ** 2, x ** 0.5), compare numbers with text, refuse x @= of another shape, and leave to the other side what is its.
 _BINARY = (
@@ -223,6 +243,8 @@ def _attribute(name: str) -> property:
 for _name in _METHODS:
     if hasattr(np.ndarray, _name):  # older ones have no __array_namespace__
         setattr(Values, _name, _method(_name))
+for _name, _of_gpu in SHAPES.items():
+    setattr(Values, _name, _shape_method(_name, _of_gpu))
 for _name in _ATTRIBUTES:
     setattr(Values, _name, _attribute(_name))
 for _name in _READ_ONLY:

@@ -22,16 +22,24 @@ from top_terminal import Terminal
 import cableway as cw
 
 ENDS_WITHIN_S = 0.3  # of processor and clock, on an idle machine; the program gives up after 0.25
-TRIES = 20
+TRIES = 20  # of a Tab
+
+
+@contextmanager
+def unhurried() -> Iterator[None]:
+    """What is started here never gives up, however busy the machine is: its alarm is blocked, and a program inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def offered(*words: str, **environment: str) -> list[str]:
-    """What the last word may become. On a machine that is busy it gives up now and then, so it is asked again."""
-    for _ in range(TRIES):
+    """What the last word may become."""
+    with unhurried():
         lines = run("completion", "candidates", *words, env=environment).stdout.splitlines()
-        if lines:
-            return [line.split("\t")[0] for line in lines]
-    return []
+    return [line.split("\t")[0] for line in lines]
 
 
 def commands() -> list[str]:
@@ -236,7 +244,9 @@ def completed(terminal: Terminal, typed: str, *shown: str) -> None:
     terminal.type("clear\n")
     terminal.until(lambda: terminal.text.strip() in ("$", "%", "#"))
     terminal.type(typed + "\t")
-    for _ in range(TRIES):  # as in offered()
+    for _ in range(
+        TRIES
+    ):  # zsh unblocks the alarm, so that on a busy machine the command may give up
         if shows(terminal, *shown):
             break
         terminal.type("\t")

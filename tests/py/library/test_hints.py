@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import Script
+from conftest import Script, stop_broker
 from sandbox import PIDFD_OPEN, refusing
 
 import cableway as cw
@@ -70,6 +71,72 @@ def test_who_has_no_descriptor_left_is_told_the_limit_whichever_call_it_meets(sc
     assert works.startswith("works") and len(refused) >= 3, done
     for line in refused:
         assert line.startswith("LimitExceeded False False") and "ulimit -n" in line, done
+
+
+def test_a_name_that_is_imported_late_says_which_limit_was_met_and_comes_when_it_is_raised(
+    script: Script,
+):
+    done = script(
+        """
+        import os, resource
+        import cableway as cw
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        taken = []
+        while True:
+            try:
+                taken.append(os.dup(0))
+            except OSError:
+                break
+        try:
+            cw.Queue
+        except cw.LimitExceeded as error:
+            told = str(error)
+        for fd in taken:
+            os.close(fd)
+        assert "cableway.Queue" in told and "may open 64 files" in told and "ulimit -n" in told, told
+        assert cw.Queue.__name__ == "Queue"
+        """
+    )
+    assert done.returncode == 0
+
+
+def test_a_broker_starts_though_its_starter_has_hardly_a_descriptor_left(
+    script: Script, tmp_path: Path
+):
+    """The process that becomes the broker closes the others' first."""
+    done = script(
+        """
+        import os, resource, sys
+        import cableway as cw
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+        cw.LimitExceeded
+        for left in range(16):
+            taken = []
+            while True:
+                try:
+                    taken.append(os.dup(0))
+                except OSError:
+                    break
+            for fd in taken[len(taken) - left:]:
+                os.close(fd)
+            try:
+                cw.names()
+                print("works", left)
+                break
+            except cw.LimitExceeded as error:
+                assert "may open 300 files" in str(error) and "ulimit -n" in str(error), error
+                print("refused", left)
+            for fd in taken[: len(taken) - left]:
+                os.close(fd)
+        """,
+        env={**os.environ, "CABLEWAY_DIR": str(tmp_path / "none-yet")},
+    )
+    *refused, works = done.stdout.splitlines()
+    assert works.startswith("works") and len(refused) >= 3, done
+    stop_broker(tmp_path / "none-yet")
 
 
 GUARDED = """

@@ -1041,6 +1041,13 @@ int cw_ping(cw_client *client);
  * call sees. Any thread. Never blocks.
  */
 uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting);
+/*
+ * Takes back what others have let go of, on all devices, gives up what is entirely free beyond the
+ * process's caches (CABLEWAY_CACHE_BYTES, CABLEWAY_GPU_CACHE_BYTES), and unmaps what others took
+ * back. Of GPU memory that another process has used, the client may have to ask the broker first
+ * whether that work is complete: so it blocks. Whoever allocates does this by himself. -ECONNRESET.
+ */
+int cw_collect(cw_client *client);
 
 /* ---- queues: any number of writers and readers in any number of processes ---- */
 

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "_joblib": {"_core", "_transport", "_pool", "_executor"} | ARRAYS,
     "_queue": {"_core", "_transport"} | ARRAYS,
     "_group": {"_core", "_cuda"} | ARRAYS,
-    "_dask": {"_core"} | ARRAYS,
+    "_dask": {"_core", "_cuda"} | ARRAYS,
     "_watch": {"_core"} | ARRAYS,
 }
 COMPILED = {"_cableway", "_dispatch", "_dlpack"}

@@ -139,6 +139,18 @@ uint64_t cw_trim(cw_client *client, uint64_t keep_bytes, uint64_t *waiting) {
     return given;
 }
 
+int cw_collect(cw_client *client) {
+    int code = cw_client_usable(client);
+    if (code)
+        return code;
+    pthread_mutex_lock(&client->lock);
+    cw_slab_cache_forget(client);
+    (void)cw_heap_collect_all(client, NULL);
+    pthread_mutex_unlock(&client->lock);
+    (void)cw_slabs_sweep(client);
+    return 0;
+}
+
 /* Waits until the broker has closed so many more descriptors than it had; others' are counted, too,
  * so who finds the device full all the same naps (cw_slab_cache_nap). Gives up after CLOSE_NS. */
 void cw_slab_cache_await_closed(cw_client *client, uint64_t before, uint32_t slabs) {

@@ -30,7 +30,7 @@ import distributed
 from distributed.comm.registry import backends
 from distributed.protocol.serialize import register_serialization_family
 
-from cableway._dask import family, records, worker
+from cableway._dask import family, gpu_objects, records, worker
 from cableway._dask.comm import TCPBackend, TLSBackend
 from cableway._dask.replicas import OneCopyANode
 
@@ -44,11 +44,12 @@ def enable() -> None:
     """What the import does. May be repeated, after Dask's configuration was read anew.
 
     Raises:
-        ValueError: `cableway.threshold` or `cableway.bridge-threshold` is no size.
+        ValueError: `cableway.threshold`, `cableway.bridge-threshold` or `cableway.gpu-keep` is no size.
     """
     family.threshold_bytes()
     family.bridge_threshold_bytes()
     register_serialization_family("cableway", family.dumps, family.loads)
+    gpu_objects.register()
     backends["tcp"], backends["tls"] = TCPBackend(), TLSBackend()
     found: dict[str, list[Any]] = {
         f"distributed.{kind}.preload": _with(f"distributed.{kind}.preload", "cableway.dask")

@@ -27,8 +27,7 @@ from typing import Any
 from distributed.comm import tcp
 from distributed.comm.core import CommClosedError
 
-from cableway._dask import family, memory, names, node, replies
-from cableway._dask.records import Record
+from cableway._dask import family, gpu_objects, gpus, memory, names, node, replies
 
 __all__ = ["HOLD_SECONDS", "TCPBackend", "TLSBackend"]
 
@@ -36,7 +35,7 @@ HOLD_SECONDS = 30.0
 _NEWS = "cableway-news"
 
 
-class _Unanswered(list[Record]):
+class _Unanswered(list[Any]):
     """Records of messages that the peer has not answered yet."""
 
     timer: asyncio.TimerHandle | None = None
@@ -108,6 +107,7 @@ class _Handles(tcp.TCP):
             raise CommClosedError(f"in {self}: a handle could not be opened: {error}") from error
         except CommClosedError:
             if self.unanswered is not None:  # the peer has read what it will ever read
+                gpu_objects.not_taken(self.unanswered)
                 self.unanswered.answered()
             raise
         if self.unanswered is not None:
@@ -118,6 +118,8 @@ class _Handles(tcp.TCP):
         handles = serializers is None and self.takes_handles()
         node_name = None if handles or serializers is not None else self.fetched_from()
         reached = await self._reaches(msg)
+        if gpus.must_look() and self._peer() is not None and node.has_data():
+            await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
         if (handles or node_name is not None) and self.unanswered is None:
             self.unanswered = _Unanswered()
         if handles:
@@ -135,6 +137,11 @@ class _Handles(tcp.TCP):
         if news:
             self.local_info["cableway"].update(news)
         return found
+
+    def gpus(self) -> list[str]:
+        """The UUIDs of the GPUs on which the peer opens blocks."""
+        said = self._peer()
+        return [] if said is None else list(said["gpus"])
 
     def fetched_from(self) -> str | None:
         """By which name of this node the peer fetches blocks from it; None: it does not."""
@@ -168,6 +175,7 @@ class _Handles(tcp.TCP):
             "instance": node.instance_for(self.peer_address),
             "bridge": node.bridge(),
             "reached": reached,
+            "gpus": gpus.seen() if node.has_data() else [],
         }
         return {what: value for what, value in now.items() if said.get(what) != value}
 

@@ -8,6 +8,7 @@ the blocks.
 from __future__ import annotations
 
 import functools
+import logging
 import weakref
 from collections.abc import Collection
 from typing import Any
@@ -51,6 +52,8 @@ __all__ = [
     "threshold_bytes",
     "unpack",
 ]
+
+logger = logging.getLogger("cableway.dask")
 
 INNER = ("dask", "pickle")
 
@@ -144,9 +147,28 @@ def pack(
                 block = blocks.copied(connection, frame)
                 may = not memoryview(frame).readonly if writeable is None else place in writeable
                 large.append((place, block, may))
-    except (LimitExceeded, BrokerLost):
-        return None  # a full store, or none: bytes
+    except LimitExceeded as error:
+        _warn_once(sum(nbytes(frame) for frame in frames if nbytes(frame) >= least), error)
+        return None  # bytes
+    except BrokerLost:
+        return None
     return Record(key, small, large, connection.instance)
+
+
+_warned = False
+
+
+def _warn_once(size: int, error: LimitExceeded) -> None:
+    """Once a process: transfers become slower, and nothing else would say why."""
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning(
+            "an object with %d bytes is sent as bytes, since shared memory has no room for it: %s. The limit of the node is "
+            "CABLEWAY_MAX_BYTES, where the broker is started. Further ones are not told.",
+            size,
+            error,
+        )
 
 
 def moved(record: Record) -> Record | None:

@@ -21,7 +21,7 @@ import distributed
 from distributed.comm.addressing import get_address_host
 
 from cableway import client
-from cableway._dask import names
+from cableway._dask import gpus, names
 from cableway.errors import Error
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 logger = logging.getLogger("cableway.dask")
 
 PROTOCOL = (
-    3  # of what is told, and of headers of the family "cableway"; peers of another one get bytes
+    4  # of what is told, and of headers of the family "cableway"; peers of another one get bytes
 )
 BYTES_SECONDS = 30.0  # for which a host's processes are sent no handles after one failed
 _RETRY_SECONDS = 5.0  # after no broker could be reached
@@ -132,6 +132,7 @@ def told(peer: str, final: bool) -> dict[str, Any] | None:
         "final": final,
         "bridge": bridge(),
         "reached": False,
+        "gpus": gpus.seen() if has_data() else [],
     }
 
 

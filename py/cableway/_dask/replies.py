@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, TypeAlias
 
 from distributed.protocol.serialize import Serialize, Serialized
 from distributed.utils import offload
 
-from cableway._dask import family, names, node, records
+from cableway._dask import family, gpu_objects, names, node, records
+from cableway._dask.gpu_objects import GpuRecord
 from cableway._dask.records import Record
 from cableway.errors import Error
 
 __all__ = ["opened", "with_keys"]
 
 logger = logging.getLogger("cableway.dask")
+
+# Of an object; None: Dask's own family cannot do it.
+_Found: TypeAlias = "Record | GpuRecord | Serialized | None"
 
 
 async def with_keys(
@@ -56,17 +60,21 @@ async def with_keys(
     if not large:
         return msg
     by_name = serves and node_name is not None
-    found = {key: _known(key, obj, handles or by_name) for key, obj in large.items()}
+    reader = comm.gpus() if handles else []
+    found = {key: _known(key, obj, handles or by_name, reader) for key, obj in large.items()}
     new = [key for key, record in found.items() if record is None]
     fetchable = {*_for_bridge(found)} if by_name else set()
     if new or (by_name and not _have_names(found)):
-        found, fetchable = await offload(_prepared, comm, large, serves, handles, by_name)
+        found, fetchable = await offload(_prepared, comm, large, serves, handles, by_name, reader)
     if new and serves:
         made = {key: (large[key], found[key]) for key in new}
         comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], Record)})
     packed: dict[Any, Any] = {}
     for key, sent in found.items():
-        if isinstance(sent, Record) and (handles or key in fetchable):
+        if isinstance(sent, GpuRecord):
+            comm.unanswered.append(sent)
+            packed[key] = Serialized(sent.header(), sent.frames)
+        elif isinstance(sent, Record) and (handles or key in fetchable):
             comm.unanswered.append(sent)
             header = sent.header() if handles else sent.header_by_name(str(node_name))
             packed[key] = Serialized(header, sent.frames)
@@ -78,7 +86,7 @@ async def with_keys(
     return {**msg, "data": {**data, **packed}}
 
 
-def _for_bridge(found: dict[Any, Record | Serialized | None]) -> dict[Any, Record]:
+def _for_bridge(found: dict[Any, _Found]) -> dict[Any, Record]:
     """Those that are large enough to go to another node by the bridge."""
     least = family.bridge_threshold_bytes()
     return {
@@ -88,12 +96,12 @@ def _for_bridge(found: dict[Any, Record | Serialized | None]) -> dict[Any, Recor
     }
 
 
-def _have_names(found: dict[Any, Record | Serialized | None]) -> bool:
+def _have_names(found: dict[Any, _Found]) -> bool:
     """Whether all that goes by the bridge has names."""
     return all(block.has_name for r in _for_bridge(found).values() for _, block, _ in r.blocks)
 
 
-def _named(found: dict[Any, Record | Serialized | None]) -> set[Any]:
+def _named(found: dict[Any, _Found]) -> set[Any]:
     """Gives blocks names for other nodes: the keys of which all have one. Where there is no room for names, bytes go."""
     done = set()
     for key, record in _for_bridge(found).items():
@@ -120,7 +128,8 @@ async def opened(msg: Any) -> Any:
     found = {}
     if later:
         found = await offload(lambda: {key: value.open() for key, value in later.items()})
-    elsewhere = {key: value for key, value in data.items() if type(value) is family.Elsewhere}
+    apart = family.Elsewhere, gpu_objects.Later
+    elsewhere = {key: value for key, value in data.items() if type(value) in apart}
     if elsewhere:
         loop = asyncio.get_running_loop()
         fetches = [loop.run_in_executor(names.pool(), value.open) for value in elsewhere.values()]
@@ -135,8 +144,15 @@ async def opened(msg: Any) -> Any:
     return {**msg, "data": {**data, **found}} if found else msg
 
 
-def _known(key: object, obj: object, shared: bool) -> Record | None:
-    """The record of an object under its key, if it will do. shared: its blocks are of the broker of now."""
+def _known(key: object, obj: object, shared: bool, reader: list[str]) -> Record | GpuRecord | None:
+    """The record of an object under its key, if it will do.
+
+    Args:
+        shared: its blocks are of the broker of now.
+        reader: the GPUs on which the reader opens blocks.
+    """
+    if reader and gpu_objects.lies_on_gpu(obj):
+        return gpu_objects.known(obj, records.name_of(key), reader)
     record = records.recall(obj, key)
     if record is None or not shared:
         return record
@@ -145,21 +161,30 @@ def _known(key: object, obj: object, shared: bool) -> Record | None:
 
 
 def _prepared(
-    comm: Any, large: dict[Any, object], serves: bool, handles: bool, by_name: bool
-) -> tuple[dict[Any, Record | Serialized | None], set[Any]]:
+    comm: Any,
+    large: dict[Any, object],
+    serves: bool,
+    handles: bool,
+    by_name: bool,
+    reader: list[str],
+) -> tuple[dict[Any, _Found], set[Any]]:
     """What `_packed` makes of the objects, and the keys of those whose blocks have names."""
-    found = _packed(comm, large, serves, handles or by_name)
+    found = _packed(comm, large, serves, handles or by_name, reader)
     return found, _named(found) if by_name else set()
 
 
 def _packed(
-    comm: Any, large: dict[Any, object], serves: bool, shared: bool
-) -> dict[Any, Record | Serialized | None]:
+    comm: Any, large: dict[Any, object], serves: bool, shared: bool, reader: list[str]
+) -> dict[Any, _Found]:
     """A record of each; its frames where it has no large ones or there is no room; None: Dask's own family cannot do it."""
     context = {"sender": comm.local_info, "recipient": comm.remote_info, **comm.handshake_options}
-    found: dict[Any, Record | Serialized | None] = {}
+    found: dict[Any, _Found] = {}
     for key, obj in large.items():
-        found[key] = _known(key, obj, shared)
+        found[key] = (
+            _known(key, obj, shared, reader)
+            or _on_gpu(key, obj, context, reader)
+            or _known(key, obj, shared, [])
+        )
         if found[key] is not None:
             continue
         earlier = records.recall(obj, key)
@@ -176,3 +201,14 @@ def _packed(
         if record is not None and serves:
             records.remember(obj, record)
     return found
+
+
+def _on_gpu(key: Any, obj: object, context: dict[str, Any], reader: list[str]) -> GpuRecord | None:
+    """A record of an object in GPU memory, for a reader that opens blocks there."""
+    if not reader or not gpu_objects.lies_on_gpu(obj):
+        return None
+    try:
+        return gpu_objects.pack(obj, records.name_of(key), context, reader)
+    except Exception as error:  # of the object's own family: Dask's other one says it, or can do it
+        logger.info("%r is not sent within GPU memory: %s", key, error)
+        return None

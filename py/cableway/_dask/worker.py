@@ -17,7 +17,18 @@ from tornado.ioloop import PeriodicCallback
 
 from cableway import client
 from cableway._core import idle_memory
-from cableway._dask import blocks, family, memory, names, node, records, same, spilling
+from cableway._dask import (
+    blocks,
+    family,
+    gpu_objects,
+    gpus,
+    memory,
+    names,
+    node,
+    records,
+    same,
+    spilling,
+)
 from cableway._dask.records import Record
 
 __all__ = ["attach", "attach_nanny"]
@@ -193,6 +204,9 @@ def _look_often(worker: Any, fast: Any) -> None:
         node.established()
         idle_memory.settle()
         loop = asyncio.get_running_loop()
+        gpu_objects.trim()
+        if gpus.used():
+            await loop.run_in_executor(names.pool(), gpus.collect)
         if blocks.unwanted_names:
             await loop.run_in_executor(names.pool(), names.forget_unwanted)
         spills = hasattr(fast, "order") and memory.oldest_shared(fast) is not None

@@ -1,10 +1,10 @@
 """CuPy arrays from one Dask worker to another, on one GPU and between two, and when their maker is killed.
 
-    python tools/bench/clusters/bench_dask_gpu.py [--mib 1024] [--rounds 9] [--stock]
+    python tools/bench/clusters/bench_dask_gpu.py [--mib 1024] [--rounds 9] [--stock] [--seconds 300]
 
 It needs CuPy, NumPy, Dask, and the package; with one GPU the lines of two are left out. Where Dask comes as wheels in a folder:
-`python -m pip install --no-index --find-links FOLDER --no-deps --target site FOLDER/*.whl`, and PYTHONPATH=site. Each worker sees one GPU,
-as dask-cuda has it. A sample is one `get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do:
+`python -m pip install --no-index --find-links FOLDER --no-deps --target site FOLDER/*.whl`, and PYTHONPATH=site. Each worker sees its
+own GPU first and then the others, as dask-cuda has it. After --seconds it ends with a traceback of where it stood. A sample is one `get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do:
 of an array that was never sent (first), and once more (again). The raw copy is CuPy's, between the two GPUs, in a process of its own.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import os
 import signal
 import statistics
@@ -39,6 +40,14 @@ with cupy.cuda.Device(1):
         times.append(time.perf_counter() - begin)
 print(min(times[2:]) * 1000)
 """
+
+
+BEGUN = time.monotonic()
+
+
+def say(what: str) -> None:
+    """A line with the seconds since the start, among the errors."""
+    print(f"{time.monotonic() - BEGUN:7.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def made(mib: int, fill: float, log: str) -> Any:
@@ -83,16 +92,22 @@ def workers(gpus: dict[str, str], stock: bool) -> Iterator[tuple[Any, dict[str, 
         cluster = stack.enter_context(LocalCluster(n_workers=0, dashboard_address=None))
         for name, gpu in gpus.items():
             words = ["--name", name, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
-            words += ["--memory-limit", "0", *([] if stock else ["--preload", "cableway.dask"])]
+            words += [
+                "--memory-limit",
+                "0",
+                "--death-timeout",
+                "20",
+                *([] if stock else ["--preload", "cableway.dask"]),
+            ]
             process = subprocess.Popen(
                 [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, *words],
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-                stderr=subprocess.DEVNULL,
+                env={**os.environ, "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning", "CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
             )  # fmt: skip
             stack.callback(process.wait)
             stack.callback(process.kill)
         client = stack.enter_context(Client(cluster))
         client.wait_for_workers(len(gpus), timeout=120)
+        say(f"{len(gpus)} workers are there")
         client.amm.stop()
         told = client.scheduler_info(n_workers=-1)["workers"]
         yield client, {info["name"]: address for address, info in told.items()}
@@ -108,6 +123,7 @@ def measured(
         client.gather(client.submit(total, x, workers=[maker], pure=False))
         for what in samples:
             found = client.run(fetched, x.key, maker, workers=[taker])[taker]
+            say(f"round {turn}, {what}: {found:.2f} ms")
             if turn:
                 samples[what].append(found)
         x.release()
@@ -133,14 +149,17 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--stock", action="store_true", help="Dask without cableway")
+    parser.add_argument("--seconds", type=float, default=300, help="after which it ends")
     options = parser.parse_args()
+    faulthandler.dump_traceback_later(options.seconds, exit=True)
     if not options.stock:
         import cableway.dask  # noqa: F401, PLC0415
 
     import cupy  # noqa: PLC0415
 
     two = cupy.cuda.runtime.getDeviceCount() > 1
-    gpus = {"a": "0", "b": "0", "c": "0", **({"d": "1"} if two else {})}
+    first, second = ("0,1", "1,0") if two else ("0", "")
+    gpus = {"a": first, "b": first, "c": first, **({"d": second} if two else {})}
     kind = "stock" if options.stock else "cableway"
     print(f"| {options.mib} MiB, {options.rounds} rounds, {kind} | first, ms | again, ms |")
     print("|---|---|---|")
@@ -156,6 +175,7 @@ def main() -> None:
             raw = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
             part = raw / other["again"]
             rows.append(("other GPU: at least 0.9 of a raw copy", f"{part:.2f} ({raw:.2f} ms)", part >= 0.9))  # fmt: skip
+        say("the maker is killed")
         found = killed(client, places, options, log)
         rows.append(("the producer is killed", found, found.endswith("made 1 time")))
     print("\n| promise | found | |\n|---|---|---|")

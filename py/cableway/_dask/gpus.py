@@ -1,0 +1,222 @@
+"""Which GPUs this process can use, and blocks of GPU memory: one large frame of a message each.
+
+Invariant: a block is written once, and that copy is complete before its handle is told to anybody; then it is never written again. What
+a reader gets is a copy in memory of its own, which its own library allocates: GPU memory knows no copy-on-write and no read-only
+mapping, so a view would show a task's writes to everybody.
+
+Order: before a frame is copied into a block, all work of this process on its GPU is waited for, whatever stream it was given to; before a
+block is copied into new memory, the work of the default stream is, which may still use that memory for what lay there before. Both
+copies are complete when their call returns.
+
+Deaths: as of blocks in host memory (`blocks`): a lease ends with its process, the memory with the last lease. A reader that is killed in
+the midst of its copy ends its lease; a maker that is killed leaves the block to the reader that has opened it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+
+from cableway import client
+from cableway._core.layouts import Layout
+from cableway._core.leases import Lease, lease_again, lease_of_handle
+from cableway._core.library import check, check_again, exported, ffi, lib
+from cableway._cuda.interop import ExternalArray
+from cableway.device import devices
+from cableway.errors import Error, LimitExceeded
+
+__all__ = [
+    "LIBRARIES",
+    "GpuBlock",
+    "collect",
+    "copied",
+    "empty",
+    "library",
+    "look",
+    "must_look",
+    "received",
+    "seen",
+    "used",
+]
+
+logger = logging.getLogger("cableway.dask")
+
+LIBRARIES = frozenset({"cupy", "cupyx", "numba"})  # whose arrays go by handle
+HANDLE_BYTES = 48
+_LEGACY_STREAM = 1
+
+_lock = threading.Lock()
+_used = False
+_seen: list[str] | None = None  # UUIDs by the process's numbers; None: not looked yet
+
+
+def _after_fork_in_child() -> None:
+    global _lock, _seen
+    _lock = threading.Lock()
+    _seen = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def library() -> str | None:
+    """The library in which arrays arrive, if this process has imported one."""
+    return next((name for name in ("cupy", "numba.cuda") if name in sys.modules), None)
+
+
+def must_look() -> bool:
+    """Whether a library of GPU arrays was imported, and nobody has looked which GPUs are there."""
+    return _seen is None and library() is not None
+
+
+def look() -> None:
+    """Finds out which GPUs this process sees. Opens the driver, which may take a second where nobody has done so; takes no GPU memory."""
+    global _seen
+    with _lock:
+        if _seen is not None or library() is None:
+            return
+        try:
+            found = []
+            for name in devices()[1:]:
+                told = ffi.new("cw_device_place *")
+                check(lib.cw_device_place_of(name.encode(), told))
+                found.append(str(ffi.string(told.uuid), "ascii"))
+        except Error as error:
+            logger.info("arrays on GPUs are sent as bytes: %s", error)
+            found = []
+        _seen = found
+
+
+def seen() -> list[str]:
+    """The UUIDs of the GPUs whose memory this process can open; none before `look`. Never blocks."""
+    return _seen or []
+
+
+def used() -> bool:
+    """Whether this process has made or opened a block: then there may be memory to be given back."""
+    return _used
+
+
+def collect() -> None:
+    """Takes back the memory of blocks that all have let go of, and unmaps what others took back. Waits for the broker."""
+    connection = client.known()
+    if connection is not None and not connection.closed:
+        lib.cw_collect(connection.pointer)  # without a broker nothing comes back
+
+
+@functools.lru_cache(maxsize=64)
+def _bytes(nbytes: int) -> Layout:
+    return Layout((nbytes,), np.dtype("u1"))
+
+
+class GpuBlock:
+    """One frame in GPU memory of the broker.
+
+    Attributes:
+        handle: names it for other processes of the broker, as long as one of them holds it.
+        lease: this process's.
+        nbytes: of the frame.
+        uuid: of the GPU.
+    """
+
+    __slots__ = ("handle", "lease", "nbytes", "uuid")
+
+    def __init__(self, handle: bytes, lease: Lease, nbytes: int, uuid: str) -> None:
+        self.handle = handle
+        self.lease = lease
+        self.nbytes = nbytes
+        self.uuid = uuid
+
+
+def copied(connection: client.Connection, frame: Any) -> GpuBlock:
+    """A new block, on the GPU where the frame lies, with a copy of it. Waits for the GPU.
+
+    Args:
+        frame: contiguous bytes with `__cuda_array_interface__`, at least one.
+
+    Raises:
+        LimitExceeded: not enough GPU memory is free for the block and one reader's copy, or a limit of the broker.
+        BrokerLost: the broker is gone.
+        DeviceError: the GPU, or its context in this process, does not work.
+    """
+    global _used
+    source = ExternalArray(frame, frame.__cuda_array_interface__)
+    device, nbytes = f"cuda:{source.gpu}".encode(), source.layout.nbytes
+    layout = _bytes(nbytes).c
+    if _free_bytes(device) < 2 * nbytes and not (
+        _library_gave_back() and _free_bytes(device) >= 2 * nbytes
+    ):
+        raise LimitExceeded(
+            f"{device.decode()} has too little free memory for {nbytes} bytes to be copied twice: for others, and by one of them"
+        )
+    lease = lease_again(Lease, lib.cw_array_new, connection.pointer, device, layout, 0)
+    _used = True
+    check_again(lib.cw_stream_wait, source.gpu, ffi.NULL, 1)
+    address = ffi.cast("void *", source.address)
+    check_again(lib.cw_array_copy_in, lease.pointer, 0, address, source.gpu, nbytes, ffi.NULL)
+    handle = bytes(ffi.buffer(exported(lease.pointer, 0)))
+    text = ffi.new("char[41]")
+    lib.cw_array_device_uuid(lease.pointer, text)
+    return GpuBlock(handle, lease, nbytes, str(ffi.string(text), "ascii"))
+
+
+def _free_bytes(device: bytes) -> int:
+    told = ffi.new("cw_device_info *")
+    check(lib.cw_device_stat(device, told))
+    return int(told.free_bytes)
+
+
+def _library_gave_back() -> bool:
+    """CuPy keeps freed memory for its next arrays, where the broker cannot have it."""
+    cupy = sys.modules.get("cupy")
+    pool = getattr(cupy, "get_default_memory_pool", None)
+    if pool is None:
+        return False
+    pool().free_all_blocks()
+    return True
+
+
+def received(connection: client.Connection, handle: bytes, nbytes: int) -> Any:
+    """A copy of another process's block, in memory that this process's library allocates on its current GPU. Waits for the GPU.
+
+    Returns:
+        An array of bytes, of CuPy or else of Numba.
+
+    Raises:
+        Stale: nobody holds the block any more.
+        BrokerLost: the broker is gone.
+        DeviceError: the GPU, or its context in this process, does not work.
+        Error: the handle is malformed.
+        MemoryError: of the library.
+    """
+    global _used
+    if len(handle) != HANDLE_BYTES:
+        raise Error(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
+    size = ffi.from_buffer("cw_handle *", handle).size_bytes
+    if size != nbytes:
+        raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
+    lease = lease_of_handle(connection, handle, _bytes(nbytes), lib.CW_READONLY)
+    _used = True
+    made = empty(nbytes)
+    target = ExternalArray(made, made.__cuda_array_interface__)
+    stream = ffi.cast("void *", _LEGACY_STREAM)
+    check_again(lib.cw_stream_wait, target.gpu, stream, 0)
+    address = ffi.cast("void *", target.address)
+    check_again(lib.cw_array_copy_out, lease.pointer, 0, address, target.gpu, nbytes, ffi.NULL)
+    lease.end()
+    return made
+
+
+def empty(nbytes: int) -> Any:
+    """New memory of this process's library, as an array of bytes."""
+    if "cupy" in sys.modules:
+        return sys.modules["cupy"].empty(nbytes, "u1")
+    import numba.cuda
+
+    return numba.cuda.device_array(nbytes, "u1")

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/ARCHITECTURE.md: who does what, one after another, from the top to the bottom.
+"""Draws pictures for docs/ARCHITECTURE.md and the guide: who does what, one after another, from the top to the bottom.
 
-    python docs/pictures/sequences.py          # writes array.svg, task.svg and remote_get.svg beside this file
+    python docs/pictures/sequences.py          # writes array.svg, task.svg, remote_get.svg and bytes.svg beside this file
 
 A test draws them again and compares.
 """
@@ -88,6 +88,23 @@ PICTURES = {
             Step(1, 1, "its broker enters the replica's name"),
             Step(3, 2, "x means another array", dashed=True),
             Step(2, 1, "CHANGED: the replica is stale", dashed=True),
+        ),
+    ),
+    "bytes": Picture(
+        "Where the bytes of one Dask array go",
+        (("worker 1", "node a; its task made the array"), ("shared memory of a", "each array once"), ("bridges of a and b", "one encrypted connection"), ("shared memory of b", "each array once"), ("workers of b", "say four")),
+        (
+            Step(0, 1, "before its first message: one copy"),
+            Step(0, 0, "maps that one, gives its own up"),
+            Step(1, 1, "worker 2 of a maps it, too: no bytes"),
+            Step(4, 0, "asks for the array, as in Dask"),
+            Step(0, 4, "its name, size and type: some 100 bytes"),
+            Step(1, 2, "the bytes, once for all workers of b"),
+            Step(2, 3, "the bytes, once; checked by a digest"),
+            Step(3, 4, "each of the four maps it: no bytes"),
+            Step(4, 4, "writes: its own copies of these pages"),
+            Step(3, 2, "further nodes get them from b, too", dashed=True),
+            Step(0, 4, "the bytes, if cableway or a bridge is missing", dashed=True),
         ),
     ),
 }  # fmt: skip

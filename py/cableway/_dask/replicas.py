@@ -8,6 +8,7 @@ from typing import Any
 from distributed.active_memory_manager import ReduceReplicas, Suggestion
 
 from cableway._dask.family import threshold_bytes
+from cableway._dask.gpus import LIBRARIES
 
 __all__ = ["OneCopyANode"]
 
@@ -15,8 +16,8 @@ __all__ = ["OneCopyANode"]
 class OneCopyANode(ReduceReplicas):
     """In place of Dask's `ReduceReplicas`: replicas on workers of one node are one copy in shared memory, and stay.
 
-    Nodes that hold a large key beyond those where tasks wait for it drop all of their replicas. Keys below the threshold, and workers
-    without cableway, are as with `ReduceReplicas`.
+    Nodes that hold a large key beyond those where tasks wait for it drop all of their replicas. Keys below the threshold, arrays on GPUs
+    (of which each worker has its own), and workers without cableway are as with `ReduceReplicas`.
     """
 
     def run(self) -> Any:
@@ -46,5 +47,6 @@ class OneCopyANode(ReduceReplicas):
 
 def _place(ws: Any, ts: Any) -> Any:
     """Whose memory a replica on this worker is: its broker's, or its own."""
-    said = (ws.metrics or {}).get("cableway") if ts.get_nbytes() >= threshold_bytes() else None
+    own = ts.get_nbytes() < threshold_bytes() or (ts.type or "").partition(".")[0] in LIBRARIES
+    said = None if own else (ws.metrics or {}).get("cableway")
     return said["instance"] if said else ws

@@ -127,6 +127,7 @@ def cluster(*masks: str, nannies: bool = False) -> Iterator[tuple[Client, list[s
         told = client.scheduler_info(n_workers=-1)["workers"]
         by_name = {str(info["name"]): address for address, info in told.items()}
         client.run(count_received)
+        client.amm.stop()  # it drops replicas on GPUs when it likes
         yield client, [by_name[str(number)] for number in range(len(masks))]
 
 
@@ -143,6 +144,10 @@ def by_handle() -> None:
         # What the others wrote the maker does not see, nor they what it writes.
         assert client.submit(spoiled, x, workers=[a], pure=False).result() == total_of(count)
         assert client.submit(total, x, workers=[b], pure=False).result() == total_of(count)
+        # Each has its own, so Dask's memory manager leaves one of them.
+        assert len(client.who_has(x)[x.key]) == 3
+        client.amm.run_once()
+        assert eventually(lambda: len(client.who_has(x)[x.key]) == 1)
         # Kept as long as the object, and for some seconds after the last reader.
         x.release()
         assert eventually(lambda: all(s["kept"] == 0 for s in client.run(counted).values()))

@@ -350,6 +350,8 @@ static void turn(struct fuzz *f) {
     struct cwb_bridge *bridge = &f->bridge;
     cwb_wires_turn(&bridge->loop);
     cwb_wires_flush(&bridge->loop);
+    bridge->peers_now |= bridge->tick_now; /* as in cwb_bridge_run() */
+    bridge->tick_now = false;
     (void)cwb_links_tick(bridge);
     (void)cwb_peers_tick(bridge);
     (void)cwb_replicas_tick(bridge);

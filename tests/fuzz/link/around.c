@@ -265,6 +265,11 @@ void cwb_broker_channel_batch_notify(struct cwb_broker_channel *channel) {
     (void)channel;
 }
 
+void cwb_broker_channel_quiet(struct cwb_broker_channel *channel, bool quiet) {
+    (void)channel;
+    (void)quiet;
+}
+
 void cwb_broker_channel_flush(struct cwb_broker_channel *channel) {
     (void)channel;
 }

@@ -35,9 +35,12 @@ static void drop(struct cwd_broker *b, struct cwd_weak_name *weak) {
 }
 
 int cwd_weak_name_add(struct cwd_broker *b, const struct cw_put *put, const char *key) {
-    if (find(b, put->slab, put->block, put->gen))
+    struct cwd_weak_name *weak = find(b, put->slab, put->block, put->gen);
+    if (weak && weak->key_bytes == put->key_bytes && memcmp(weak->key, key, put->key_bytes) == 0)
+        return cw_fail(-EEXIST, "the array has this name already");
+    if (weak)
         return cw_fail(-EINVAL, "the array has a name already that lasts as long as it is open");
-    struct cwd_weak_name *weak = calloc(1, sizeof *weak + put->key_bytes);
+    weak = calloc(1, sizeof *weak + put->key_bytes);
     if (!weak)
         return cwd_no_memory("a name");
     weak->block = (struct cw_block_name){.slab = put->slab, .block = put->block, .gen = put->gen};

@@ -94,19 +94,23 @@ int cw_group_page_named(cw_group *group) {
     char key[CW_NAME_MAX + 1];
     cw_array *array;
     int code = key_of(group, key);
-    if (code == 0)
+    while (code == 0) {
         code = cw_get(group->client, key, 0, &array);
-    if (code == 0) {
-        bool same = same_block(array, group->array);
-        cw_array_close(array);
-        return same ? 0 : -EAGAIN;
+        if (code == 0) {
+            bool same = same_block(array, group->array);
+            cw_array_close(array);
+            return same ? 0 : -EAGAIN;
+        }
+        if (code == -ESTALE)
+            return -EAGAIN;
+        if (code != -ENOENT)
+            return code;
+        code = cw_array_put_weak(group->array, key);
+        if (code != -EEXIST)
+            return code;
+        code = 0; /* somebody took it just now: for this page, or for another? */
     }
-    if (code == -ESTALE)
-        return -EAGAIN;
-    if (code != -ENOENT)
-        return code;
-    code = cw_array_put_weak(group->array, key);
-    return code == -EEXIST ? -EAGAIN : code;
+    return code;
 }
 
 /* ---- who is there ---- */

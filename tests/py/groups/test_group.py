@@ -38,6 +38,24 @@ with cw.Group("train", 3) as g:
     assert not cw.names(".group/"), "who leaves last takes the name away"
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["ranks given", "ranks found"])
+def test_a_name_is_used_again_and_again(given: bool) -> None:
+    """By members of whom some join anew while others leave."""
+
+    def rounds(_pipe: Any, rank: int) -> int:
+        for _ in range(150):
+            with cw.Group("again", 3, rank if given else None, timeout=60) as g:
+                g.barrier()
+        return rank
+
+    started = [Member(rounds, rank) for rank in range(3)]
+    try:
+        assert [each.returned() for each in started] == [0, 1, 2]
+    finally:
+        for each in started:
+            each.end()
+
+
 def test_nobody_passes_a_barrier_before_all_have_come() -> None:
     steps = cw.zeros(4, "i8")
 

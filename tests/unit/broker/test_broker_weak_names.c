@@ -112,6 +112,7 @@ static void what_is_refused_leaves_nothing_noted(void **state) {
     assert_int_equal(raw_put(&client, slab.id, 0, gen, 4096, "x", CW_PUT_WEAK), 0);
     assert_int_equal(raw_put(&client, slab.id, 0, gen, 4096, "y", CW_PUT_WEAK), -EINVAL);
     assert_non_null(strstr(client.sentence, "has a name already"));
+    assert_int_equal(raw_put(&client, slab.id, 0, gen, 4096, "x", CW_PUT_WEAK), -EEXIST);
     assert_int_equal(names(), 2);
     raw_slab_close(&slab);
     raw_bye(&client);

@@ -308,22 +308,22 @@ class Mailbox:
         source: int | None,
         recvtag: int | None,
     ) -> None:
-        """Sends what a sendrecv() sends: by what ready() returns, which fails where there is nothing to send. What fails before it has
-        left is told to the receiver, too, which would wait for the message until its time is over.
+        """Sends what a sendrecv() sends: by what ready() returns. Where there is nothing to send, or no memory for it, it fails before
+        it has left; the receiver is told, too, which would wait for the message until its time is over.
         """
         rank, number = _rank(dest, "dest"), _tag(tag)
         try:
             asked, size = _pattern(source, recvtag)[0], self._calls.end.numbers()[1]
             if asked >= size:
                 raise ValueError(f"source {asked}: the group has ranks 0 to {size - 1}")
-            leave = ready()
+            sent = ready()(rank, number)
         except Exception as error:
             with contextlib.suppress(
                 Error
             ):  # a broken group, or no such rank: then nobody waits for us
                 self._isend_bytes(reason_of(error), REFUSED, rank, number)
             raise
-        self.wait(leave(rank, number))
+        self.wait(sent)
 
     # ---- receiving
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
 import signal
@@ -71,7 +72,13 @@ def test_sendrecv_does_not_wait_for_itself_when_nobody_has_room() -> None:
     assert outcomes("full", 2, fill) == [True, True]
 
 
-@pytest.mark.parametrize("kind", ["pickle", "out", "send", "source"])
+def endless() -> np.ndarray[Any, Any]:
+    """More bytes than any machine has, none of which takes memory."""
+    no_reserve = 0x4000  # mmap.MAP_NORESERVE, from Python 3.11 on
+    return np.frombuffer(mmap.mmap(-1, 1 << 42, flags=mmap.MAP_PRIVATE | no_reserve), "u1")
+
+
+@pytest.mark.parametrize("kind", ["pickle", "out", "send", "source", "memory"])
 def test_sendrecv_that_cannot_be_done_sends_nothing_and_says_so(kind: str) -> None:
     """Rank 1 cannot do its part; who waits for its message is told, and the next one works."""
 
@@ -81,7 +88,7 @@ def test_sendrecv_that_cannot_be_done_sends_nothing_and_says_so(kind: str) -> No
         readonly.flags.writeable = False
         if g.rank == 1:
             with pytest.raises(
-                (TypeError, ValueError, AttributeError, pickle.PicklingError)
+                (TypeError, ValueError, AttributeError, pickle.PicklingError, cw.LimitExceeded)
             ) as told:
                 if kind == "pickle":
                     g.sendrecv(lambda: None, peer, 3, peer, 4)
@@ -89,6 +96,8 @@ def test_sendrecv_that_cannot_be_done_sends_nothing_and_says_so(kind: str) -> No
                     g.Sendrecv(np.zeros(3), peer, 3, readonly, peer, 4)
                 elif kind == "send":
                     g.Sendrecv(np.zeros((3, 3)).T[1:], peer, 3, out, peer, 4)
+                elif kind == "memory":
+                    g.Sendrecv(endless(), peer, 3, out, peer, 4)
                 else:
                     g.Sendrecv(np.zeros(3), peer, 3, out, 5, 4)
             assert "rank 1 could not send" not in str(told.value)

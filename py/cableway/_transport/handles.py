@@ -46,7 +46,7 @@ def to_handle(a: Any, openers: int = 1) -> bytes:
         openers: how often it will be opened, 1 to 65,536.
 
     Returns:
-        bytes: 100 to 8,192.
+        bytes: 104 to 8,192.
 
     Raises:
         ValueError: not 1 to 65,536 openers.

@@ -457,7 +457,7 @@ static void open_one(struct fuzz *f, uint64_t run) {
     feed(link, body.bytes, body.used);
 }
 
-/* Nobody says anything any more; what is left after all waits is a leak. */
+/* What is left after all waits is a leak. */
 static void finish(struct fuzz *f) {
     struct cwb_bridge *bridge = &f->bridge;
     struct cwb_link *link, *next;
@@ -474,8 +474,7 @@ static void finish(struct fuzz *f) {
     }
     promise(!bridge->links && !bridge->replicas && !bridge->gc_order && !bridge->watched);
     promise(!bridge->wait_count && !bridge->deferred && !bridge->lingering);
-    promise(!bridge->lists && !bridge->gpu_receives && !bridge->stagings);
-    promise(!f->peer->trees);
+    promise(!bridge->lists && !bridge->gpu_receives && !bridge->stagings && !f->peer->trees);
     promise(!f->peer->uploads && !f->peer->incoming_puts && !f->peer->downloads &&
             !f->peer->waiting);
     promise(!f->peer->streams && !f->peer->wait_count && !f->peer->watches);

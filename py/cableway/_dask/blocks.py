@@ -24,7 +24,16 @@ from cableway._core.library import check, check_again, exported, ffi, keeping, l
 from cableway._dispatch import LeaseCell
 from cableway.errors import Error
 
-__all__ = ["PRIVATE_VIEWS_MAX", "Block", "copied", "made", "opened", "unwanted_names"]
+__all__ = [
+    "PRIVATE_VIEWS_MAX",
+    "Block",
+    "bytes_layout",
+    "copied",
+    "leased",
+    "made",
+    "opened",
+    "unwanted_names",
+]
 
 HANDLE_BYTES = 48
 PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
@@ -37,7 +46,8 @@ _private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
 
 
 @functools.lru_cache(maxsize=64)
-def _bytes(nbytes: int) -> Layout:
+def bytes_layout(nbytes: int) -> Layout:
+    """Of so many bytes."""
     return Layout((nbytes,), np.dtype("u1"))
 
 
@@ -80,7 +90,7 @@ class Block:
             return np.asarray(self.lease)
         if len(_private) >= PRIVATE_VIEWS_MAX:
             return np.array(self.lease)
-        cell, layout = LeaseCell(), _bytes(self.nbytes).c
+        cell, layout = LeaseCell(), bytes_layout(self.nbytes).c
         number = int(ffi.cast("uintptr_t", layout))
         check(cell.open(connection.number, self.handle, number, lib.CW_PRIVATE, False))
         # A cffi buffer stands between: NumPy must not find the lease, since a private view has no name and no handle.
@@ -105,7 +115,7 @@ def copied(connection: client.Connection, frame: Any) -> Block:
     """
     global _made
     source = np.frombuffer(ensure_memoryview(frame), "u1")
-    layout = _bytes(source.nbytes).c
+    layout = bytes_layout(source.nbytes).c
     lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout, 0)
     address = ffi.cast("void *", source.__array_interface__["data"][0])
     check_again(lib.cw_array_write, lease.pointer, 0, address, source.nbytes)
@@ -114,18 +124,22 @@ def copied(connection: client.Connection, frame: Any) -> Block:
     return opened(connection, handle, source.nbytes)  # and the writable lease ends
 
 
-def opened(connection: client.Connection, handle: bytes, nbytes: int) -> Block:
-    """The block behind a handle of another process.
+def leased(connection: client.Connection, handle: bytes, nbytes: int) -> Lease:
+    """A read-only lease on the block behind a handle of another process, of so many bytes.
 
     Raises:
         Stale: nobody holds it any more.
         BrokerLost: the broker is gone.
-        Error: the handle is malformed.
+        Error: the handle is malformed, or of another size.
     """
     if len(handle) != HANDLE_BYTES:
         raise Error(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
     size = ffi.from_buffer("cw_handle *", handle).size_bytes
     if size != nbytes:
         raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
-    lease = lease_of_handle(connection, handle, _bytes(nbytes), lib.CW_READONLY)
-    return Block(handle, lease, nbytes, connection.instance)
+    return lease_of_handle(connection, handle, bytes_layout(nbytes), lib.CW_READONLY)
+
+
+def opened(connection: client.Connection, handle: bytes, nbytes: int) -> Block:
+    """The block behind a handle of another process. Raises as `leased`."""
+    return Block(handle, leased(connection, handle, nbytes), nbytes, connection.instance)

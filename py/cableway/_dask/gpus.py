@@ -14,20 +14,17 @@ the midst of its copy ends its lease; a maker that is killed leaves the block to
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import threading
 from typing import Any
 
-import numpy as np
-
 from cableway import client
-from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again, lease_of_handle
+from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check, check_again, exported, ffi, lib
 from cableway._cuda.interop import ExternalArray
+from cableway._dask import blocks
 from cableway.device import devices
 from cableway.errors import Error, LimitExceeded
 
@@ -48,7 +45,6 @@ __all__ = [
 logger = logging.getLogger("cableway.dask")
 
 LIBRARIES = frozenset({"cupy", "cupyx", "numba"})  # whose arrays go by handle
-HANDLE_BYTES = 48
 _LEGACY_STREAM = 1
 
 _lock = threading.Lock()
@@ -110,11 +106,6 @@ def collect() -> None:
         lib.cw_collect(connection.pointer)  # without a broker nothing comes back
 
 
-@functools.lru_cache(maxsize=64)
-def _bytes(nbytes: int) -> Layout:
-    return Layout((nbytes,), np.dtype("u1"))
-
-
 class GpuBlock:
     """One frame in GPU memory of the broker.
 
@@ -148,7 +139,7 @@ def copied(connection: client.Connection, frame: Any) -> GpuBlock:
     global _used
     source = ExternalArray(frame, frame.__cuda_array_interface__)
     device, nbytes = f"cuda:{source.gpu}".encode(), source.layout.nbytes
-    layout = _bytes(nbytes).c
+    layout = blocks.bytes_layout(nbytes).c
     if _free_bytes(device) < 2 * nbytes and not (
         _library_gave_back() and _free_bytes(device) >= 2 * nbytes
     ):
@@ -196,12 +187,7 @@ def received(connection: client.Connection, handle: bytes, nbytes: int) -> Any:
         MemoryError: of the library.
     """
     global _used
-    if len(handle) != HANDLE_BYTES:
-        raise Error(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
-    size = ffi.from_buffer("cw_handle *", handle).size_bytes
-    if size != nbytes:
-        raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
-    lease = lease_of_handle(connection, handle, _bytes(nbytes), lib.CW_READONLY)
+    lease = blocks.leased(connection, handle, nbytes)
     _used = True
     made = empty(nbytes)
     target = ExternalArray(made, made.__cuda_array_interface__)

@@ -4,8 +4,9 @@
 
 It needs CuPy, NumPy, Dask, and the package; with one GPU the lines of two are left out. Where Dask comes as wheels in a folder:
 `python -m pip install --no-index --find-links FOLDER --no-deps --target site FOLDER/*.whl`, and PYTHONPATH=site. Each worker sees its
-own GPU first and then the others, as dask-cuda has it. After --seconds it ends with a traceback of where it stood. A sample is one `get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do:
-of an array that was never sent (first), and once more (again). The raw copy is CuPy's, between the two GPUs, in a process of its own.
+own GPU first and then the others, as dask-cuda has it. After --seconds it ends with a traceback of where it stood. A sample is one
+`get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do: of an array that was never sent (first),
+and once more (again). The raw copy is CuPy's, between the two GPUs, in a process of its own.
 """
 
 from __future__ import annotations

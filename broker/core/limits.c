@@ -23,6 +23,7 @@
 #define FDS_LEAST (2 * FDS_SPARE)
 
 void cwd_limits_init(struct cwd_limits *limits) {
+    *limits = (struct cwd_limits){.value = {0}}; /* none follows another yet */
     for (unsigned i = 0; i < CW_LIMIT_COUNT; i++)
         limits->value[i] = cw_limit_default(i);
 }

@@ -29,7 +29,8 @@ static void broker_with(enum cw_limit limit, uint64_t number) {
              (unsigned long long)number);
     for (char *at = setting; *at && *at != '='; at++)
         *at = (char)toupper((unsigned char)*at);
-    assert_true(raw_broker_start(&broker, NULL, environment));
+    if (!raw_broker_start(&broker, NULL, environment))
+        fail_msg("no broker: %s", raw_broker_said(&broker));
 }
 
 /* The sentence names limit, number, command, key and variable; the refusal was counted. */

@@ -242,10 +242,10 @@ test: $(VENV)/deps-test.stamp $(VENV)/deps-docs.stamp
 	$(RUN) tidy:tests/tidy.py $$built $(filter-out $(MODEL),$(TEST_PROGRAMS)) "py:pytest --quick tests/py" "doc:doctest cableway" doc:tests/docs.sh
 # What takes minutes: the model of the memory order, storms of deaths and cuts, CPython's and loky's own tests over ours, all
 # warnings of two compilers, the fuzzers, the walk through the local protocol, some of `make faults` by chance, the examples of
-# systems that people come from. Storms wait for nothing: a lane for each core.
+# systems that people come from.
 test-more: $(VENV)/deps-test.stamp
 	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) $(DASK) || built=build:/bin/false; \
-	$(RUN) --lanes $$(($$(nproc) < 4 ? $$(nproc) : 4)) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "faults:tests/faults/faults.py --sample 24 --jobs 1" "py:pytest --more tests/py"
+	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "faults:tests/faults/faults.py --sample 24 --jobs 1" "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:
 	@$(PYTHON) -B tests/fresh/fresh.py --build $(BUILD) $(FRESH)

@@ -11,8 +11,8 @@ would do so by itself a minute later; what else it left behind is killed and nam
 every orphan becomes its child. The full output stands in BUILD/test-logs.
 
 Programs run in lanes, one after another in each: a lane is a process that takes the next program when it has ended one
-(--lanes, three for two cores, since some tests only wait; four at most). `pytest FOLDER` is shared out among them by files;
---more takes those of them whose docstring says that they run in `make test-more`, and --quick all others.
+(--lanes, one a core up to four). `pytest FOLDER` is shared out among them by files; --more takes those of them whose
+docstring says that they run in `make test-more`, and --quick all others.
 The last line is `N passed, N failed, N skipped`; the exit status is 0 only if nothing failed.
 """
 
@@ -386,7 +386,7 @@ def main() -> int:
     )
     parser.add_argument("--build", type=Path, required=True, help="the build folder")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program")
-    lanes = min(len(os.sched_getaffinity(0)) * 3 // 2, LANES_MAX)
+    lanes = min(len(os.sched_getaffinity(0)), LANES_MAX)
     parser.add_argument("--lanes", type=int, default=lanes, help="how many run at once")
     parser.add_argument("programs", nargs="+", metavar="PART:PROGRAM")
     args = parser.parse_args()

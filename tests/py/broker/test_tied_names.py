@@ -161,8 +161,7 @@ for i in range(10**9):
             time.sleep(chance.random() / 10)
             one.kill()
         # They end one after the other; one may stay, which it was about to remove.
-        assert eventually(lambda: len(cw.names("storm/")) <= 1), cw.names("storm/")
-        assert "storm/base" not in cw.names("storm/")
+        assert eventually(lambda: len(left := cw.names("storm/")) <= 1 and "storm/base" not in left), cw.names("storm/")  # fmt: skip
         for name in cw.names("storm/"):
             cw.remove(name)
         assert cw.get("storm-mine").tolist() == mine.tolist()

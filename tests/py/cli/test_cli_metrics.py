@@ -201,8 +201,8 @@ def test_tasks_are_counted_and_not_the_chunks_in_which_they_travel(large: bool) 
         with pytest.raises(ValueError):  # the fourth of five: the last is not called  # noqa: PT011
             pool.map(_fails_at_first_three, [item(i) for i in range(5)], chunksize=5)
         assert eventually(lambda: counted(1035, 15))
-    # A worker goes on with the figures of the one before it.
-    with cw.Pool(1, maxtasksperchild=1) as pool:
+    # A worker goes on with the figures of the one before it. Spawned: a forked one would have the pipe of a command that runs then.
+    with cw.Pool(1, maxtasksperchild=1, context="spawn") as pool:
         assert pool.map(_first, [item(i) for i in range(6)], chunksize=2) == list(range(6))
         assert eventually(lambda: counted(6, 3))
     assert held.nbytes == 8

@@ -37,7 +37,6 @@ _INT_MAX = 0x7FFFFFFF
 _KEPT, _LOOK, _WAIT = lib.CW_GROUP_KEPT, lib.CW_GROUP_LOOK, lib.CW_GROUP_WAIT
 _ANY = (-1, -1)
 _NAP_SECONDS = 0.001  # between looks whether a receiver has room again
-_Leave = Callable[[int, int], "Request"]  # to a rank, with a tag
 
 
 class Request:
@@ -273,11 +272,10 @@ class Mailbox:
     ) -> Any:
         """Sends one object and receives one."""
 
-        def ready() -> _Leave:
-            data = pickles.dumps(obj)
-            return lambda rank, number: self._isend_bytes(data, OBJECT, rank, number)
+        def leave(rank: int, number: int) -> Request:
+            return self._isend_bytes(pickles.dumps(obj), OBJECT, rank, number)
 
-        self._send_first(ready, dest, sendtag, source, recvtag)
+        self._send_first(leave, dest, sendtag, source, recvtag)
         return self.receive_object(source, recvtag, status)
 
     def sendrecv(
@@ -292,23 +290,22 @@ class Mailbox:
     ) -> Any:
         """Sends elements and receives some."""
 
-        def ready() -> _Leave:
+        def leave(rank: int, number: int) -> Request:
             gpu.receive(out)  # else it would be refused when the message has left
-            sent = gpu.host_values(gpu.send(what))
-            return lambda rank, number: self._isend_elements(sent, rank, number)
+            return self._isend_elements(gpu.host_values(gpu.send(what)), rank, number)
 
-        self._send_first(ready, dest, sendtag, source, recvtag)
+        self._send_first(leave, dest, sendtag, source, recvtag)
         return self.receive(out, source, recvtag, status)
 
     def _send_first(
         self,
-        ready: Callable[[], _Leave],
+        leave: Callable[[int, int], Request],
         dest: int,
         tag: int,
         source: int | None,
         recvtag: int | None,
     ) -> None:
-        """Sends what a sendrecv() sends: by what ready() returns. Where there is nothing to send, or no memory for it, it fails before
+        """Sends what a sendrecv() sends: by leave(rank, tag). Where there is nothing to send, or no memory for it, it fails before
         it has left; the receiver is told, too, which would wait for the message until its time is over.
         """
         rank, number = _rank(dest, "dest"), _tag(tag)
@@ -316,7 +313,7 @@ class Mailbox:
             asked, size = _pattern(source, recvtag)[0], self._calls.end.numbers()[1]
             if asked >= size:
                 raise ValueError(f"source {asked}: the group has ranks 0 to {size - 1}")
-            sent = ready()(rank, number)
+            sent = leave(rank, number)
         except Exception as error:
             with contextlib.suppress(
                 Error

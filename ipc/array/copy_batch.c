@@ -24,13 +24,14 @@
 
 #include "ipc/order/context_failure.h"
 #include "ipc/cuda/backend.h"
+#include "ipc/cuda/kernel.h"
 #include "ipc/order/fence.h"
 #include "ipc/array/mover_copy.h"
 #include "ipc/order/section.h"
 
-/* From so many bytes on it pays to copy what stays on a GPU beside what comes from others: it takes
- * some 7 us, as long as the calls for a second stream. */
-#define BESIDE_BYTES (8ull << 20)
+/* From so many bytes on it pays to copy what stays on a GPU beside what comes from others: the
+ * calls for a second stream take some 5 us. */
+#define BESIDE_BYTES (1ull << 20)
 
 struct range { /* for N3 */
     uintptr_t begin, end;
@@ -250,7 +251,20 @@ static CUresult submit_some(const struct batch *b, size_t first, size_t count, C
     return result;
 }
 
-/* What stays on the GPU goes beside what comes over the link, and takes none of its time. */
+/* Copies within the GPU by its kernels where it has them: its copy engines are slower, and the same
+ * ones that carry what comes over the link. */
+static CUresult submit_within(const struct batch *b, CUstream stream) {
+    const size_t first = b->count - b->same;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = first; i < b->count && result == CUDA_SUCCESS; i++)
+        if (!cw_kernel_copy(b->gpu, stream, (void *)(uintptr_t)b->to[i],
+                            (const void *)(uintptr_t)b->from[i], b->sizes[i], &result))
+            result = submit_some(b, i, 1, stream);
+    return result;
+}
+
+/* What stays on the GPU goes beside what comes over the link, and takes none of its time: that is
+ * submitted first, and runs while the calls for the rest are made. */
 static CUresult submit_beside(const struct batch *b) {
     const struct cw_cuda *cuda = b->gpu->cuda;
     CUstream beside = b->gpu->departures;
@@ -260,12 +274,12 @@ static CUresult submit_beside(const struct batch *b) {
         return result;
     result = cuda->cuEventRecord(event, b->stream);
     if (result == CUDA_SUCCESS)
+        result = submit_some(b, 0, b->peers, b->stream);
+    if (result == CUDA_SUCCESS)
         result = cuda->cuStreamWaitEvent(beside, event, 0);
     if (result == CUDA_SUCCESS)
-        result = submit_some(b, b->count - b->same, b->same, beside);
+        result = submit_within(b, beside);
     joined = cuda->cuEventRecord(event, beside);
-    if (result == CUDA_SUCCESS)
-        result = submit_some(b, 0, b->peers, b->stream);
     if (joined == CUDA_SUCCESS)
         joined = cuda->cuStreamWaitEvent(b->stream, event, 0);
     if (joined != CUDA_SUCCESS)

@@ -11,6 +11,7 @@
 
 #define THREADS            512u
 #define BLOCKS_A_PROCESSOR 2u
+#define BESIDE_PART        4u /* of these blocks, where copy engines need the memory's bandwidth, too */
 
 enum { WIDE, NARROW, WIDTHS };
 
@@ -122,37 +123,55 @@ static bool aligned(const void *target, const void *const *from, uint32_t parts)
 }
 
 static CUresult submit(const struct cw_gpu *gpu, CUstream stream, struct cw_kernel kernel,
-                       unsigned width, void *target, const void *const *from, uint32_t parts,
-                       uint64_t at_bytes, uint64_t count) {
+                       unsigned width, bool beside, void *target, const void *const *from,
+                       uint32_t parts, uint64_t at_bytes, uint64_t count) {
     const struct kernels *kernels = &all[gpu->ordinal];
     const void *sources[CW_KERNEL_PARTS_MAX];
     const uint64_t a_block = THREADS * (width == WIDE ? CW_KERNEL_AT_ONCE : 1);
     const uint64_t blocks = (count + a_block - 1) / a_block;
+    const unsigned most = beside ? kernels->blocks / BESIDE_PART + 1 : kernels->blocks;
     if (count == 0)
         return CUDA_SUCCESS;
     for (uint32_t i = 0; i < parts; i++)
         sources[i] = (const uint8_t *)from[i] + at_bytes;
     return launch(gpu, stream, kernels->functions[kernel.element][kernel.operation][width],
-                  blocks < kernels->blocks ? (unsigned)blocks : kernels->blocks,
-                  (uint8_t *)target + at_bytes, sources, parts, count);
+                  blocks < most ? (unsigned)blocks : most, (uint8_t *)target + at_bytes, sources,
+                  parts, count);
 }
 
 int cw_kernel_reduce(const struct cw_gpu *gpu, CUstream stream, struct cw_kernel kernel,
-                     void *target, const void *const *from, uint32_t parts, uint64_t count) {
+                     bool beside, void *target, const void *const *from, uint32_t parts,
+                     uint64_t count) {
     const uint32_t size = cw_kernel_size(kernel.element);
     const uint64_t bytes = count * size;
     const uint64_t wide = aligned(target, from, parts) ? bytes / CW_KERNEL_VECTOR : 0;
     int code = cw_gpu_enter(gpu);
     if (code)
         return code;
-    CUresult result = submit(gpu, stream, kernel, WIDE, target, from, parts, 0, wide);
+    CUresult result = submit(gpu, stream, kernel, WIDE, beside, target, from, parts, 0, wide);
     if (result == CUDA_SUCCESS)
-        result = submit(gpu, stream, kernel, NARROW, target, from, parts, wide * CW_KERNEL_VECTOR,
-                        count - wide * CW_KERNEL_VECTOR / size);
+        result = submit(gpu, stream, kernel, NARROW, beside, target, from, parts,
+                        wide * CW_KERNEL_VECTOR, count - wide * CW_KERNEL_VECTOR / size);
     cw_gpu_leave(gpu);
     return result == CUDA_SUCCESS ? 0
                                   : cw_cuda_error(gpu->cuda, result,
                                                   "starting the reduction of %llu elements on "
                                                   "cuda:%d",
                                                   (unsigned long long)count, gpu->ordinal);
+}
+
+static bool are_loaded(const struct cw_gpu *gpu) {
+    pthread_mutex_lock(&lock);
+    const bool loaded = all[gpu->ordinal].loaded;
+    pthread_mutex_unlock(&lock);
+    return loaded;
+}
+
+bool cw_kernel_copy(const struct cw_gpu *gpu, CUstream stream, void *target, const void *from,
+                    uint64_t bytes, CUresult *out) {
+    const struct cw_kernel copy = {CW_KERNEL_BITS, CW_KERNEL_OR}; /* of one vector */
+    if (bytes % CW_KERNEL_VECTOR || !aligned(target, &from, 1) || !are_loaded(gpu))
+        return false;
+    *out = submit(gpu, stream, copy, WIDE, true, target, &from, 1, 0, bytes / CW_KERNEL_VECTOR);
+    return true;
 }

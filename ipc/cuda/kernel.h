@@ -1,5 +1,6 @@
 /*
- * Reductions on a GPU: elements of several vectors become one, by kernels of ours.
+ * Reductions on a GPU: elements of several vectors become one, by kernels of ours; and copies
+ * within a GPU by one of them, which leave its copy engines to what crosses a link.
  *
  * The kernels are PTX (ISA 7.0, compute capability 7.0 and later) that ptx.c writes and the driver
  * compiles. All of a GPU are loaded and started once, without elements, when the first is asked for
@@ -59,10 +60,19 @@ void cw_kernels_load_started(void);
 /*
  * Submits: target[i] = from[0][i] op from[1][i] op ..., for count elements, in this order. target
  * may be one of from; else nothing overlaps. All in memory that the GPU reaches, whole elements
- * from their own size's multiples on. After cw_kernels_load(). -ENODEV.
+ * from their own size's multiples on. beside: on a part of the GPU, so that copy engines which work
+ * at the same time are not slowed (by a kernel on all of it, by 15 %). After cw_kernels_load().
+ * -ENODEV.
  */
 int cw_kernel_reduce(const struct cw_gpu *gpu, CUstream stream, struct cw_kernel kernel,
-                     void *target, const void *const *from, uint32_t parts, uint64_t count);
+                     bool beside, void *target, const void *const *from, uint32_t parts,
+                     uint64_t count);
+
+/* Copies without a copy engine: submits target[i] = from[i] and sets *out, or false, where the
+ * kernels of this GPU are not loaded yet or bytes are no multiple of CW_KERNEL_VECTOR from and to
+ * such addresses. The context is current. Nothing overlaps. */
+bool cw_kernel_copy(const struct cw_gpu *gpu, CUstream stream, void *target, const void *from,
+                    uint64_t bytes, CUresult *out);
 
 /* ---- ptx.c ---- */
 

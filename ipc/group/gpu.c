@@ -51,6 +51,9 @@
 #include "shm/base/error.h"
 
 #define DETOUR_BYTES (8ull << 20) /* of what is sent, and as many of what is received */
+/* Who waits for a member that waits for its GPU looks on as that one does: CUDA's own wait is no
+ * sleep either, and a wake-up takes as long as a copy of 16 MiB. */
+#define GPU_SPIN_NS 5000000
 
 static bool moves_only(enum group_operation kind) {
     return kind != GROUP_REDUCE && kind != GROUP_ALLREDUCE && kind != GROUP_REDUCE_SCATTER;
@@ -218,7 +221,9 @@ int cw_gpu_agree(cw_group *group, const struct operation *op, uint64_t flags, ui
     group_next_call(group)->flags = flags;
     cw_group_arrive(group, group_what(op->kind, op->dtype, op->reduction, op->root, 0x900000),
                     op->count);
+    group->spin_ns = group->crowded ? 0 : GPU_SPIN_NS;
     int code = cw_group_await(group);
+    group->spin_ns = 0;
     *any = 0;
     for (uint32_t i = 0; i < group->size; i++)
         *any |= *(const volatile uint64_t *)&group_call_of(group, i)->flags;

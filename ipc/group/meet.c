@@ -261,7 +261,7 @@ static int spin(cw_group *group, struct cw_barrier_slot *slot, uint64_t word) {
             continue;
         int64_t now_ns = cw_now_ns();
         if (end_ns == 0)
-            end_ns = now_ns + CW_SPIN_NS;
+            end_ns = now_ns + (group->spin_ns ? group->spin_ns : CW_SPIN_NS);
         if (now_ns >= end_ns || now_ns < group->yield_from_ns || broken_now(group))
             return 0;
         sched_yield();

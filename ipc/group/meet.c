@@ -3,9 +3,11 @@
  * The words are shm/tasks/barrier.h; who may die when is told in page.h.
  *
  * Owner: the thread that is in an operation (group->busy). Waiting is a spin of about a wake-up,
- * with the core given away where others need it, unless that has just cost a time slice; then
- * sleeps that double up to GROUP_LOOK_NS, with a look after each whether the group is broken, those
- * who are missing live, time is left, and a signal came.
+ * with the core given away where others need it (yields.h): at once to a missing member that was
+ * last on our core, as each says where it arrives; else after some looks. A core for two members
+ * has to switch once a meeting then, and no more. Then sleeps that double up to GROUP_LOOK_NS, with
+ * a look after each whether the group is broken, those who are missing live, time is left, and a
+ * signal came.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -19,11 +21,11 @@
 
 #define DYING_NAP_NS 1000000
 #define DYING_NS     100000000 /* for a process whose session has ended, and which is not gone yet */
-#define ALONE_LOOKS  400       /* looks before the core is given away for the first time */
-/* A core that comes back so late was somebody's who computes, for a time slice. Then it is not
- * given away for a while: a sleeper that is woken gets a core sooner than who has given it up. */
-#define YIELD_LOST_NS  500000
-#define YIELD_PAUSE_NS 100000000
+/* Looks before the core is given away: the first time where no missing member is on it, and each
+ * time where cores have several members. */
+#define ALONE_LOOKS   400
+#define CROWDED_LOOKS 20
+#define BESIDE_RANKS  32 /* that are looked at for who is on our core */
 
 /* broken: epoch 32, reason 16, rank 16. */
 static uint64_t broken_word(uint32_t epoch, uint32_t reason, uint32_t rank) {
@@ -146,6 +148,7 @@ void cw_group_arrive(cw_group *group, uint64_t what, uint64_t count) {
     call->count = count;
     group->end_ns = 0; /* the time of a wait */
     group->number++;
+    cw_bell_here(&group->own->barrier.bell);
     cw_barrier_arrive(&group->own->barrier, word_now(group));
 }
 
@@ -245,35 +248,57 @@ int cw_group_refused(cw_group *group, int code) {
     return code == -ECONNRESET ? cw_group_failed(group, code) : code;
 }
 
-/* Looks for about the time of a wake-up. What cw_barrier_look() says. */
-static int spin(cw_group *group, struct cw_barrier_slot *slot, uint64_t word) {
+/* Is one of those who have not arrived yet on our core, where it can only go on when we do not?
+ * Ranks before `from` have arrived. */
+static bool missing_beside(const cw_group *group, uint32_t from, uint64_t word) {
+    uint32_t end = from + BESIDE_RANKS < group->size ? from + BESIDE_RANKS : group->size;
+    for (uint32_t i = from; i < end; i++) {
+        const struct cw_barrier_slot *slot = &group->members[i].slot->barrier;
+        if (cw_barrier_look(slot, word) == 0 && !cw_bell_elsewhere(&slot->bell))
+            return true;
+    }
+    return false;
+}
+
+/* Gives the core away. Returns when it was back. */
+static int64_t give_core(cw_group *group, int64_t now_ns) {
+    sched_yield();
+    int64_t back_ns = cw_now_ns();
     cw_bell_here(&group->own->barrier.bell);
-    /* On one core with us, the other one can only go on when we do not. */
-    bool beside = group->crowded || !cw_bell_elsewhere(&slot->bell);
-    uint32_t alone = beside ? 8 : ALONE_LOOKS;
-    int64_t end_ns = 0;
-    for (uint32_t looks = 0;; looks++) {
-        int code = cw_barrier_look(slot, word);
-        if (code)
-            return code;
-        CW_PAUSE();
-        if (looks < alone)
-            continue;
-        int64_t now_ns = cw_now_ns();
-        if (end_ns == 0)
+    group_yielded(&group->yields, now_ns, back_ns);
+    return back_ns;
+}
+
+/* Looks for about the time of a wake-up. What cw_barrier_look() says. */
+static int spin(cw_group *group, uint32_t rank, uint64_t word) {
+    struct cw_barrier_slot *slot = &group->members[rank].slot->barrier;
+    int64_t now_ns = 0, end_ns = 0;
+    for (;;) {
+        uint32_t looks = missing_beside(group, rank, word) ? 1
+                         : group->crowded                  ? CROWDED_LOOKS
+                         : end_ns == 0                     ? ALONE_LOOKS
+                                                           : 1;
+        while (looks-- > 0) {
+            int code = cw_barrier_look(slot, word);
+            if (code)
+                return code;
+            if (looks > 0)
+                CW_PAUSE();
+        }
+        if (end_ns == 0) {
+            now_ns = cw_now_ns();
             end_ns = now_ns + (group->spin_ns ? group->spin_ns : CW_SPIN_NS);
-        if (now_ns >= end_ns || now_ns < group->yield_from_ns || broken_now(group))
+        }
+        if (now_ns >= end_ns || !group_may_yield(&group->yields, now_ns) || broken_now(group))
             return 0;
-        sched_yield();
-        if (cw_now_ns() - now_ns >= YIELD_LOST_NS)
-            group->yield_from_ns = cw_known_ns + YIELD_PAUSE_NS;
+        now_ns = give_core(group, now_ns);
     }
 }
 
 /* Until one member has arrived: what cw_barrier_look() says then, or the code that ends it. */
 static int wait_for(cw_group *group, uint32_t rank, uint64_t word) {
     struct cw_barrier_slot *slot = &group->members[rank].slot->barrier;
-    int code = spin(group, slot, word);
+    int code = spin(group, rank, word);
     int64_t nap_ns = GROUP_NAP_NS;
     bool looked = false;
     while (code == 0) {

@@ -60,6 +60,7 @@
 #include <string.h>
 
 #include "ipc/cableway.h"
+#include "ipc/group/yields.h"
 #include "shm/base/trace.h"
 #include "shm/tasks/barrier.h"
 
@@ -164,7 +165,7 @@ struct cw_group {
     cw_a32 busy;                /* a thread is in an operation */
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
     int64_t spin_ns;            /* looks for so long before it sleeps; 0: CW_SPIN_NS */
-    int64_t yield_from_ns;      /* when a core is given away again to those who are waited for */
+    struct group_yields yields; /* of the core, while others are waited for */
     int64_t nap_ns;             /* how long the next sleep for a message is */
     int (*check)(void *context);
     void *context;

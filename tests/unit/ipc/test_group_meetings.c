@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include "ipc/group/yields.h"
 #include "tests/unit/ipc/client_support.h"
 
 #define MEMBERS     2u
@@ -151,6 +152,34 @@ static void beside_other_work_barriers_cost_no_time_slices(void **state) {
     assert_true(least_ns <= MOST_NS);
 }
 
+/* Loses a core at that time, for so long, and until when no other one is given away. */
+static int64_t lose(struct group_yields *yields, int64_t at_ns) {
+    group_yielded(yields, at_ns, at_ns + YIELD_LOST_NS);
+    return yields->from_ns - (at_ns + YIELD_LOST_NS);
+}
+
+static void a_core_that_is_lost_again_is_kept_for_longer(void **state) {
+    (void)state;
+    struct group_yields yields = {.pause_ns = 0};
+    int64_t now_ns = 1000 * MILLISECOND;
+    assert_true(group_may_yield(&yields, now_ns));
+    group_yielded(&yields, now_ns, now_ns + YIELD_LOST_NS - 1); /* soon enough */
+    assert_true(group_may_yield(&yields, now_ns));
+    for (int64_t pause_ns = MILLISECOND; pause_ns < YIELD_PAUSE_MOST_NS; pause_ns *= 2) {
+        assert_int_equal(lose(&yields, now_ns), pause_ns);
+        assert_false(group_may_yield(&yields, yields.from_ns - 1));
+        now_ns = yields.from_ns;
+        assert_true(group_may_yield(&yields, now_ns));
+        for (int i = 1; i < YIELDS_WELL; i++) /* one too few */
+            group_yielded(&yields, now_ns, now_ns + 1);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(lose(&yields, now_ns), YIELD_PAUSE_MOST_NS);
+    for (int i = 0; i < YIELDS_WELL; i++)
+        group_yielded(&yields, now_ns, now_ns + 1);
+    assert_int_equal(lose(&yields, now_ns), YIELD_PAUSE_NS);
+}
+
 struct looks { /* of a wait: how many, when the first one was, and the shortest time to the second
                 */
     int count;
@@ -203,6 +232,7 @@ int main(int argc, char **argv) {
     assert_true(arrived != MAP_FAILED);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nobody_passes_before_all_are_there),
+        cmocka_unit_test(a_core_that_is_lost_again_is_kept_for_longer),
         cmocka_unit_test(who_has_just_begun_to_wait_for_a_message_looks_soon),
         cmocka_unit_test(beside_other_work_barriers_cost_no_time_slices),
     };

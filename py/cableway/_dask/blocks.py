@@ -9,8 +9,8 @@ readable, and no handle to it can be opened any more.
 
 from __future__ import annotations
 
-import collections
 import functools
+import queue
 import weakref
 from typing import Any
 
@@ -39,9 +39,9 @@ HANDLE_BYTES = 48
 PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
 
 _made = False
-# Names that this process gave to blocks that it holds no more, each with the run of its broker; `names` removes them. A block may go
-# at any moment, in any thread: so no more is done then.
-unwanted_names: collections.deque[tuple[int, str]] = collections.deque()
+# Names that this process gave to blocks that it holds no more, each with the run of its broker; a thread of `names` removes them. A
+# block may go at any moment, in any thread: so no more is done then than to put the name here, which takes no lock of Python's.
+unwanted_names: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
 _private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
 
 
@@ -74,7 +74,7 @@ class Block:
 
     def __del__(self) -> None:
         if self.has_name and self.name is not None:
-            unwanted_names.append((self.instance, self.name))
+            unwanted_names.put((self.instance, self.name))
 
     def memory(self) -> memoryview:
         """Its bytes, read-only, without a copy. They stay as long as anybody has this."""

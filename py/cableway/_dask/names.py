@@ -6,6 +6,9 @@ of the process's objects that stand on the block, or with the process, however t
 has a block serves it on under the one name; of processes of a node that want it at once, one fetches and the others wait for it (a
 claim, see `cw_claim`).
 
+When the object goes, a thread of this process removes the name at once, not at some later look: until then the block stays on this node,
+and its replica on each other one, so that the next array would find no free memory there, and need new pages.
+
 Invariants: a number means the same bytes on every node, for a block is never written again. A name is tied to a process that holds the
 block. Who fetches holds the claim of the name; who waited 10 s for it fetches as well, so that a process that stands holds nobody up.
 
@@ -23,6 +26,7 @@ import concurrent.futures
 import errno
 import logging
 import os
+import queue
 import threading
 import time
 import uuid
@@ -43,7 +47,6 @@ __all__ = [
     "Own",
     "distrust",
     "fetched",
-    "forget_unwanted",
     "known_reach",
     "named",
     "own",
@@ -72,16 +75,18 @@ _own: tuple[int, Own, Block] | None = None  # of the run of the broker
 _asked = -_RETRY_SECONDS  # when there was no bridge, last
 _asking = threading.Lock()
 _naming = threading.Lock()  # of two replies at once one names a block
+_starting = threading.Lock()  # the thread that removes names
+_remover: threading.Thread | None = None
 _reach: dict[tuple[str, int], tuple[bool, float]] = {}  # by node and run: until when it holds
 _probing = threading.Lock()
 _pool: concurrent.futures.ThreadPoolExecutor | None = None
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _asking, _naming, _probing, _pool, _own
-    _lock, _asking, _naming, _probing = (threading.Lock() for _ in range(4))
-    _pool = _own = None
-    blocks.unwanted_names.clear()
+    global _lock, _asking, _naming, _starting, _probing, _pool, _own, _remover
+    _lock, _asking, _naming, _starting, _probing = (threading.Lock() for _ in range(5))
+    _pool = _own = _remover = None
+    blocks.unwanted_names = queue.SimpleQueue()  # what is in the other one are the parent's names
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -147,7 +152,6 @@ def named(block: Block) -> str:
         LimitExceeded: the broker has no room for a name more.
         BrokerLost: the broker is gone.
     """
-    forget_unwanted()
     with _naming:
         if block.name is None:
             block.name = f"dask/{uuid.uuid4().hex}"
@@ -157,6 +161,7 @@ def named(block: Block) -> str:
 
 
 def _put(block: Block) -> None:
+    _start_remover()
     try:
         encoded = name_bytes(str(block.name))
         check(
@@ -167,13 +172,21 @@ def _put(block: Block) -> None:
         pass  # by another process of this node, which has the same bytes
 
 
-def forget_unwanted() -> None:
-    """Removes the names of blocks that this process holds no more. Waits for the broker."""
-    while blocks.unwanted_names:
-        try:
-            instance, gone = blocks.unwanted_names.popleft()
-        except IndexError:  # another thread was quicker
-            return
+def _start_remover() -> None:
+    global _remover
+    with _starting:
+        if _remover is None or not _remover.is_alive():
+            thread = threading.Thread(
+                target=_remove_unwanted, name="cableway.dask names", daemon=True
+            )
+            thread.start()  # first: a signal's handler may raise here, and two of them do no harm
+            _remover = thread
+
+
+def _remove_unwanted() -> None:
+    """Removes the names of blocks that this process holds no more, as soon as they are told. Waits for the broker, so nobody else does."""
+    while True:
+        instance, gone = blocks.unwanted_names.get()
         connection = client.known()
         if connection is None or connection.closed or connection.instance != instance:
             continue  # it went with its broker

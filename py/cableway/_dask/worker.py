@@ -207,8 +207,6 @@ def _look_often(worker: Any, fast: Any) -> None:
         gpu_objects.trim()
         if gpus.used():
             await loop.run_in_executor(names.pool(), gpus.collect)
-        if blocks.unwanted_names:
-            await loop.run_in_executor(names.pool(), names.forget_unwanted)
         spills = hasattr(fast, "order") and memory.oldest_shared(fast) is not None
         if found is None or not (spills or blocks.made()):
             return

@@ -162,6 +162,38 @@ def names_end(told: str) -> None:
         _none_left(told)
 
 
+def one_after_another(told: str) -> None:
+    """Of arrays that come one after the other, each released, a node has the memory of two at most: one is here, the next one comes."""
+    size, before = 32, _memory(told)
+    with nodes(told, 1) as (client, places):
+        client.amm.stop()
+        (a,), (b,), _ = places.values()
+        for fill in range(8):
+            x = client.submit(c.made, size, fill=fill, workers=[a])
+            total = client.submit(c.total, x, workers=[b], pure=False)
+            assert total.result() == c.total_of(size, fill)
+            del x, total
+            _none_left(told)
+            after = _memory(told)
+            most = {node: before[node] + 2 * size * MIB + 8 * MIB for node in after}
+            assert all(after[node] <= most[node] for node in after), (fill, before, after)
+
+
+def _memory(told: str) -> dict[str, int]:
+    """Bytes of shared memory that each node's broker has given out."""
+    found = {}
+    for node, environment in json.loads(told).items():
+        shown = subprocess.run(
+            ["cableway", "status", "--json"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found[node] = json.loads(shown.stdout)["gauges"]["bytes"]
+    return found
+
+
 def refused(told: str) -> None:
     """A node that may not read there gets bytes, as one whose connection ends; the others share on."""
     with nodes(told, 1) as (client, places):

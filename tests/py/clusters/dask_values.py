@@ -25,6 +25,9 @@ if not _stock():
     import dask_cluster as c
     from waiting import eventually
 
+    import cableway as cw
+    from cableway._dask import blocks, names
+
 
 # ---- the first bytes, on every route
 
@@ -428,6 +431,37 @@ def told() -> None:
             assert client.submit(c.total, x, workers=workers[1:]).result() == c.total_of(2, turn)
             assert c.total(client.gather(x, direct=True)) == c.total_of(2, turn)
             time.sleep(6)  # it is tried again
+
+
+def names_go_with_blocks() -> None:
+    """A name for other nodes ends when its block goes, without anybody who looks or names another one; also in a forked process."""
+    assert _names_go(), cw.names()
+    block = _named_block()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if _names_go(block.name) else 2
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert cw.names("dask/") == [block.name]
+    del block
+    assert eventually(lambda: cw.names("dask/") == [])
+
+
+def _named_block() -> Any:
+    connection = c.node.connection()
+    assert connection is not None
+    block = blocks.copied(connection, b"some bytes")
+    assert names.named(block) in cw.names("dask/")
+    return block
+
+
+def _names_go(*others: str) -> bool:
+    for _ in range(3):
+        _named_block()
+    return eventually(lambda: cw.names("dask/") == [*others])
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_256_mib_to_12_workers_of_three_namespaces_cross_each_link_once(tmp_path
         run("dask_nodes.py", "once_a_node", tmp_path, {}, told(made), "4", "256")
 
 
-@pytest.mark.parametrize("name", ["names_end", "refused"])
+@pytest.mark.parametrize("name", ["names_end", "one_after_another", "refused"])
 def test_dask_between_nodes(three, name, tmp_path):
     try:
         run("dask_nodes.py", name, tmp_path, {}, told(three))

@@ -6,7 +6,7 @@ import pytest
 from dask_runs import interpreter, run, run_words
 
 
-@pytest.mark.parametrize("name", ["first_bytes", "comes_back"])
+@pytest.mark.parametrize("name", ["first_bytes", "comes_back", "names_go_with_blocks"])
 def test_dask_has(name, tmp_path):
     run("dask_values.py", name, tmp_path, {})
 

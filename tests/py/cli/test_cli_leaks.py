@@ -1,4 +1,4 @@
-"""`cableway leaks`: each kind of memory that stays is found, with its figures, and what is in use is not."""
+"""`cableway leaks`: each kind of memory that stays is found, with its figures, and what is in use is not. Runs in `make test-more`."""
 
 from __future__ import annotations
 

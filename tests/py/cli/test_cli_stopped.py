@@ -1,4 +1,7 @@
-"""What commands do while the broker is stopped: they wait a moment, then show what shared memory tells, and say what to do."""
+"""What commands do while the broker is stopped: they wait a moment, then show what shared memory tells, and say what to do.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""cableway.dask: the first bytes on every route, handles after the broker's death, memory that goes back, and settings."""
+"""cableway.dask: the first bytes on every route, handles after the broker's death, memory that goes back, and settings.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

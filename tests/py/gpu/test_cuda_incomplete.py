@@ -1,4 +1,7 @@
-"""What a death does to GPU work: who reads what the dead had begun is told, also of what was computed from it since."""
+"""What a death does to GPU work: who reads what the dead had begun is told, also of what was computed from it since.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Loading onto a GPU: through pinned memory, or without it; the same hashes as in host memory; one tree for all processes."""
+"""Loading onto a GPU: through pinned memory, or without it; the same hashes as in host memory; one tree for all processes.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

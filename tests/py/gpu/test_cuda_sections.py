@@ -1,4 +1,7 @@
-"""A section's wait: the work of a `with` is done and built on complete data, or `ProducerDied`, whoever was killed meanwhile."""
+"""A section's wait: the work of a `with` is done and built on complete data, or `ProducerDied`, whoever was killed meanwhile.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

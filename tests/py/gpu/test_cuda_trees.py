@@ -1,4 +1,4 @@
-"""Trees in GPU memory: published when the writers are done, read-only to the GPU, freed with the last reader."""
+"""Trees in GPU memory: published when the writers are done, read-only to the GPU, freed with the last reader. Runs in `make test-more`."""
 
 from __future__ import annotations
 

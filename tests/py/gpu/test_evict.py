@@ -1,4 +1,4 @@
-"""Evictable arrays leave a full GPU, by last use, and come back; and `prefetch`, ahead of use."""
+"""Evictable arrays leave a full GPU, by last use, and come back; and `prefetch`, ahead of use. Runs in `make test-more`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cw.Group()`: the group of the job, by the environment of launchers."""
+"""`cw.Group()`: the group of the job, by the environment of launchers. Runs in `make test-more`."""
 
 from __future__ import annotations
 

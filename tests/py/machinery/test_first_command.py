@@ -2,6 +2,8 @@
 
 The machine is a double: a set-up that only notes that it ran, a compiler and a Python that note each call and fail. The
 real commands are typed in real roots by tests/fresh.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

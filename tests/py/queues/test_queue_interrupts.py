@@ -2,6 +2,8 @@
 
 Python 3.10 looks for signals between the `return` of a function and the store of what it returned. There no function can keep what
 it has given, and these tests say so.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A put or remove at another node is done once, whichever bridge, broker or connection ends while it is under way."""
+"""A put or remove at another node is done once, whichever bridge, broker or connection ends while it is under way.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

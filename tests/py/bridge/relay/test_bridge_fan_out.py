@@ -1,4 +1,7 @@
-"""A sealed array goes to many nodes by a tree in which none sends it to more than --fan-out others, whoever dies in it."""
+"""A sealed array goes to many nodes by a tree in which none sends it to more than --fan-out others, whoever dies in it.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

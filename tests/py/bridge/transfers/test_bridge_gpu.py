@@ -1,4 +1,7 @@
-"""Arrays in GPU memory of other nodes: staged through host memory at both ends, never by a driver in the bridge."""
+"""Arrays in GPU memory of other nodes: staged through host memory at both ends, never by a driver in the bridge.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

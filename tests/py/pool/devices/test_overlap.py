@@ -2,6 +2,8 @@
 
 Nothing is timed. A task's work on the GPU is held up until a file is there, and the test looks at what has happened
 meanwhile: at the bytes that the broker counts by route, and at the caller's arrays.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

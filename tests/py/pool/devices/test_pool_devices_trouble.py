@@ -1,4 +1,7 @@
-"""Pools on GPUs in trouble: broken contexts, full memory, deaths, GPUs that are not there. Nobody hangs, others go on."""
+"""Pools on GPUs in trouble: broken contexts, full memory, deaths, GPUs that are not there. Nobody hangs, others go on.
+
+Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """How a Pool ends with its process: by Ctrl-C, at the interpreter's exit with work under way, by SIGKILL.
 
 Each is a script of its own; what counts is that it ends, how, and that no worker is left.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

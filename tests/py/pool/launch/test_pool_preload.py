@@ -1,4 +1,4 @@
-"""When the workers' server must not be forked: workers come by plain spawn then, and the reason is said once."""
+"""When the workers' server must not be forked: workers come by plain spawn then, and the reason is said once. Runs in `make test-more`."""
 
 from __future__ import annotations
 

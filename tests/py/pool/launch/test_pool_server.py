@@ -1,6 +1,8 @@
 """Workers by spawn and forkserver: forked from one server, and yet what a plain spawn would give.
 
 The processes themselves are in test_pool_process.py, the server's own reasons to refuse in test_pool_preload.py.
+
+Runs in `make test-more`.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ test: $(VENV)/deps-test.stamp $(VENV)/deps-docs.stamp
 # warnings of two compilers, the fuzzers, the walk through the local protocol, some of `make faults` by chance, the examples of
 # systems that people come from.
 test-more: $(VENV)/deps-test.stamp
-	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) $(DASK) || built=build:/bin/false; \
+	@built=; $(MAKE) --no-print-directory -k $(JOBS) test-programs $(PACKAGE) $(COMING_FROM) $(DASK) $(RAY) || built=build:/bin/false; \
 	$(RUN) $$built $(MODEL) compilers:tests/compilers.sh $(if $(FUZZERS),"fuzz:tests/fuzz.sh 5") "protocol:tests/protocol.sh 300" "faults:tests/faults/faults.py --sample 24 --jobs 1" "py:pytest --more tests/py"
 # The README's commands in new roots of Debian and Ubuntu (tests/fresh). FRESH: its options, such as --whole.
 test-fresh:

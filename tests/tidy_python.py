@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "_queue": {"_core", "_transport"} | ARRAYS,
     "_group": {"_core", "_cuda"} | ARRAYS,
     "_dask": {"_core", "_cuda"} | ARRAYS,
+    "_ray": {"_core"} | ARRAYS,
     "_watch": {"_core"} | ARRAYS,
 }
 COMPILED = {"_cableway", "_dispatch", "_dlpack"}

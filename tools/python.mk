@@ -30,7 +30,14 @@ $(DASK): $(RAW_WHEEL) tools/requirements/dask.txt $(VENV)/made.stamp
 	$(BUILD)/dask/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/dask.txt
 	$(BUILD)/dask/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
-# The same with what distributed's own tests need.
+# Ray likewise, for the tests of cableway.ray.
+RAY := $(BUILD)/ray/made.stamp
+$(RAY): $(RAW_WHEEL) tools/requirements/ray.txt $(VENV)/made.stamp
+	test -x $(BUILD)/ray/bin/python || $(VPY) -m venv $(BUILD)/ray
+	$(BUILD)/ray/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/ray.txt
+	$(BUILD)/ray/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
+	@touch $@
+# Dask with what distributed's own tests need.
 DASK_SUITES := $(BUILD)/dask-suites/made.stamp
 $(DASK_SUITES): $(RAW_WHEEL) tools/requirements/dask.txt tools/requirements/dask-suites.txt $(VENV)/made.stamp
 	test -x $(@D)/bin/python || $(VPY) -m venv $(@D)

@@ -1,4 +1,4 @@
-"""Runs programs in the environment of Dask, with a broker of their own."""
+"""Runs programs in the environment of Dask, or of Ray, with a broker of their own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from conftest import PATH, processes_with
 from waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
-PLACE = Path(os.environ.get("CABLEWAY_BUILD", ROOT / "build")).resolve() / "dask"
+BUILD = Path(os.environ.get("CABLEWAY_BUILD", ROOT / "build")).resolve()
+PLACE = BUILD / "dask"
 SECONDS = 240
 
 
-def interpreter() -> str:
-    """The Python that has Dask and the wheel of this build; skips the test if there is none."""
-    if not (PLACE / "made.stamp").exists():
-        pytest.skip("`make build/dask/made.stamp` was not called")
-    return str(PLACE / "bin/python")
+def interpreter(place: Path = PLACE) -> str:
+    """The Python that has Dask, or Ray, and the wheel of this build; skips the test if there is none."""
+    if not (place / "made.stamp").exists():
+        pytest.skip(f"`make build/{place.name}/made.stamp` was not called")
+    return str(place / "bin/python")
 
 
 def run_words(
@@ -28,14 +29,15 @@ def run_words(
     environment: dict[str, str],
     seconds: float = SECONDS,
     fails: bool = False,
+    place: Path = PLACE,
 ) -> tuple[str, str]:
     """What a command prints and says as errors; it must succeed, or fail. Afterwards its broker is stopped."""
-    interpreter()
+    interpreter(place)
     broker = folder / "broker"
     broker.mkdir(mode=0o700, exist_ok=True)
     where = {
         **os.environ,
-        "PATH": f"{PLACE}/bin:{os.environ['PATH']}",
+        "PATH": f"{place}/bin:{os.environ['PATH']}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONPATH": os.pathsep.join(PATH),
         "CABLEWAY_DIR": str(broker),
@@ -54,7 +56,7 @@ def run_words(
         )
     finally:
         subprocess.run(
-            [PLACE / "bin/cableway", "stop", "--yes", "--force"],
+            [place / "bin/cableway", "stop", "--yes", "--force"],
             env=where,
             capture_output=True,
             check=False,

@@ -28,6 +28,8 @@ def test_examples_of(name):
         pytest.importorskip(name, exc_type=ImportError)
     if name.startswith(("cableway.dask", "cableway._dask")):
         pytest.importorskip("distributed")
+    if name.startswith(("cableway.ray", "cableway._ray")):
+        pytest.importorskip("ray")
     failed, _ = doctest.testmod(importlib.import_module(name))
     assert not failed
 

@@ -30,6 +30,8 @@ THEIRS = {
     "sglang",
     "_dask",
     "dask",
+    "_ray",
+    "ray",
 }  # modules that need a library
 
 EXECUTOR: Any = None

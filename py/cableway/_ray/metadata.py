@@ -1,0 +1,196 @@
+"""What Ray carries beside a reference to an object: where the object's arrays lie.
+
+Who holds the memory. The actor that made the object, until Ray says that the last reference is gone (`transport`). The owner of the
+reference, which is the process that called the actor, as long as it has these metadata, which is as long as Ray has the reference: so the
+arrays outlive their actor. Each reader by its view, as long as that is there.
+
+The maker hands over to the owner by a handle with a transit: the broker holds the block until the owner has opened it, or
+`transit_seconds` ran out, whoever dies meanwhile. Readers get handles without one, since the owner has the reference as long as a task
+with it is under way.
+
+Invariant: only the owner takes a lease when metadata arrive. Processes that borrow a reference do not: Ray keeps metadata there for good
+(its issue 57962).
+
+Metadata arrive in a thread of Ray's that must not wait, and where an exception would end the process. So a thread of this module's own opens
+the handles; it ends with the process. If the owner dies, its leases end, as Ray's references do. If no handle can be opened (another
+node, another run of the broker) the owner holds nothing, and the arrays last as long as their actor, as with Ray's own transports.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from ray.experimental import TensorTransportMetadata
+
+from cableway import client
+from cableway._core.leases import Lease
+from cableway._ray import blocks
+from cableway._ray.libraries import Form
+from cableway.errors import Error
+
+__all__ = ["Metadata", "Place", "connection"]
+
+logger = logging.getLogger("cableway.ray")
+
+
+class Place(NamedTuple):
+    """Where an array lies.
+
+    Attributes:
+        block: its number among the object's.
+        offset: of its first byte there.
+        nbytes: that it has.
+    """
+
+    block: int
+    offset: int
+    nbytes: int
+
+
+class Metadata(TensorTransportMetadata):
+    """Of one object.
+
+    Attributes:
+        tensor_meta: shape and dtype of each array; for Ray.
+        tensor_device: where they lay when they were sent, "cpu" or "cuda"; for Ray.
+        object_id: Ray's.
+        forms: what makes bytes arrays again.
+        places: of each array; empty: see `values`.
+        instance: of the broker that the handles are of.
+        handles: of the blocks.
+        names: of the blocks, for other nodes: the node's, and one for each block; None: none.
+        values: the arrays' bytes, where they are few, or nobody could be asked for them. None: they are to be had from blocks, or else
+            from their actor.
+    """
+
+    def __init__(
+        self,
+        object_id: str,
+        forms: list[Form],
+        device: str | None,
+        places: list[Place],
+        instance: int,
+        handles: list[bytes],
+        names: tuple[str, list[str]] | None,
+        values: Any,
+    ) -> None:
+        super().__init__([(form.shape, form.dtype) for form in forms], device)
+        self.object_id = object_id
+        self.forms = forms
+        self.places = places
+        self.instance = instance
+        self.handles = handles
+        self.names = names
+        self.values = values
+        self.transits: list[bytes] = []  # handles for the owner
+        self.leases: list[Lease] = []  # the owner's
+
+    def __reduce__(self) -> Any:
+        state = (
+            self.object_id,
+            self.forms,
+            self.tensor_device,
+            self.places,
+            self.instance,
+            self.handles,
+            self.names,
+            self.values,
+        )
+        return _arrived, (state, self.transits if self._goes_to_owner() else [])
+
+    def _goes_to_owner(self) -> bool:
+        """Whether this process has made the object for another one's reference. What has come has no transits to pass on; what this
+        process has put itself is pickled for others than the owner. Ray holds its lock meanwhile, so it is not asked for it.
+        """
+        if not self.transits:
+            return False
+        from ray._private.worker import global_worker
+
+        known = getattr(global_worker.rdt_manager, "_managed_rdt_metadata", {}).get(self.object_id)
+        return known is None or known.tensor_transport_meta is not self
+
+
+def _arrived(state: tuple[Any, ...], transits: list[bytes]) -> Metadata:
+    """Never waits, and never fails: see above."""
+    found = Metadata(*state)
+    if transits:
+        _keeper.keep(found, transits)
+    return found
+
+
+class _Keeper:
+    """The thread that opens what arrives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[tuple[weakref.ref[Metadata], list[bytes]]] = (
+            queue.SimpleQueue()
+        )
+        self._thread: threading.Thread | None = None
+
+    def keep(self, found: Metadata, transits: list[bytes]) -> None:
+        self._jobs.put((weakref.ref(found), transits))
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="cableway.ray keeper", daemon=True
+                )
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            reference, transits = self._jobs.get()
+            found = reference()
+            if found is not None:
+                _hold(found, transits)
+            del found
+
+
+def _hold(found: Metadata, transits: list[bytes]) -> None:
+    known = connection()
+    if known is None or known.instance != found.instance:
+        return
+    try:
+        found.leases = [blocks.held(known, handle) for handle in transits]
+    except Error as error:
+        logger.warning(
+            "the arrays of object %s last as long as their actor: %s", found.object_id, error
+        )
+
+
+_keeper = _Keeper()
+_said = ""
+
+
+def _after_fork_in_child() -> None:
+    global _keeper
+    _keeper = _Keeper()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def connection() -> client.Connection | None:
+    """The connection through which this process shares memory; None if there is no broker. Starts one if none runs.
+
+    Blocks for some milliseconds where it connects, for 10 s at most where the broker does not answer. Why there is none is said once.
+    """
+    global _said
+    found = client.known()
+    if found is not None and not found.closed and not found.lost:
+        return found
+    try:
+        client.forget_lost()
+        found = client.current()
+    except (Error, ValueError) as error:
+        if _said != str(error):
+            _said = str(error)
+            logger.warning("arrays go through Ray's object store: %s", error)
+        return None
+    _said = ""
+    return found

@@ -1,0 +1,201 @@
+"""What cableway.ray promises while nobody dies. Runs in the environment of Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import ray_cluster
+from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, stored, used
+
+import cableway as cw
+import cableway.ray
+
+
+def get(reference: Any) -> Any:
+    return ray.get(reference, timeout=SECONDS)
+
+
+def readers(count: int) -> list[Any]:
+    return [Reader.remote() for _ in range(count)]
+
+
+def sharing() -> None:
+    """One copy for all readers, each with a view that it may write to."""
+    maker, some = Maker.remote(), readers(3)
+    before = 0
+    x = maker.ones.remote(32)
+    assert get([each.keep.remote(x) for each in some]) == [32 * MIB] * 3
+    assert 32 * MIB <= used() - before < 64 * MIB, used()
+    assert get(some[0].spoil.remote(x)) == 7 * 4 * MIB
+    mine = get(x)
+    mine[:] = 9
+    assert get([each.total.remote(x) for each in some]) == [4 * MIB] * 3
+    assert get([each.kept_total.remote() for each in some]) == [4 * MIB] * 3
+    assert get(maker.plainly.remote(stored)) == 1
+    del x
+    assert eventually(lambda: get(maker.objects.remote()) == 0)
+    assert get([each.kept_total.remote() for each in some]) == [4 * MIB] * 3  # readers keep theirs
+    assert mine.sum() == 9 * 4 * MIB
+    del mine
+    get([each.drop.remote() for each in some])
+    assert eventually(lambda: used() <= before), used()
+
+
+VALUES: list[Any] = [
+    np.arange(MIB, dtype="i4").reshape(64, -1),
+    np.asfortranarray(np.arange(MIB, dtype="f4").reshape(64, -1)),
+    np.arange(MIB, dtype="u2")[::3],
+    np.arange(MIB).reshape(128, -1).T[5:, ::2],
+    np.full(MIB, 1 + 2j),
+    np.array("2026-11-28", "M8[s]") + np.arange(MIB),
+    np.zeros(MIB, [("a", "u1"), ("b", ">f8")]),
+    np.array(["ab", "cde"] * MIB),
+    np.ones((MIB, 0)),
+    np.empty((0, 3), "i2"),
+    np.array(5.0),
+    np.array([True, False]),
+    np.array([""]),
+    np.broadcast_to(np.float32(3), (512, 512)),
+]
+
+
+def values() -> None:
+    """All kinds of arrays arrive as they were, also several in one object, and beside other things."""
+    maker, reader = Maker.remote(), Reader.remote()
+    for value in [*VALUES, VALUES, {"x": VALUES[0], "y": (1, "two", VALUES[10])}, "none", []]:
+        sent = maker.call.remote(lambda v: v, value)
+        for found in (get(reader.call.remote(lambda v: v, sent)), get(sent)):
+            same(found, value)
+        by_put = ray.put(value, _tensor_transport="cableway_numpy")
+        same(get(by_put), value)
+        same(get(reader.call.remote(lambda v: v, by_put)), value)
+
+
+def same(found: Any, value: Any) -> None:
+    assert type(found) is type(value)
+    if isinstance(value, dict):
+        assert found.keys() == value.keys()
+        same([*found.values()], [*value.values()])
+    elif isinstance(value, (list, tuple)):
+        assert len(found) == len(value)
+        for a, b in zip(found, value, strict=True):
+            same(a, b)
+    elif isinstance(value, np.ndarray):
+        assert found.dtype == value.dtype and found.shape == value.shape
+        assert (found == value).all()
+        if found.flags.f_contiguous or found.flags.c_contiguous:
+            order = value.flags.f_contiguous and not value.flags.c_contiguous
+            assert (found.flags.f_contiguous and not found.flags.c_contiguous) == order
+    else:
+        assert found == value
+
+
+def idioms() -> None:
+    """What Ray's documentation of its own transports does."""
+    maker, (first, second) = Maker.remote(), readers(2)
+    # from actor to actor to actor
+    assert get(second.total.remote(first.twice.remote(maker.ones.remote(4)))) == MIB
+    # to the actor that made it: its own array
+    x = maker.kept.remote(4)
+    assert get(maker.plainly.remote(lambda v: cableway.ray.shared_bytes(v), x)) == 0
+    assert get(maker.plainly.remote(np.sum, x)) == MIB / 2
+    # several at once, beside plain arguments
+    two = [maker.ones.remote(2), maker.ones.remote(2, 3.0)]
+    assert (
+        get(first.call.remote(lambda a, b, c: float(a.sum() + b.sum() + c), *two, 0.5)) == MIB + 0.5
+    )
+    # options instead of a decorator
+    y = first.call.options(tensor_transport="cableway_numpy").remote(np.ones, MIB)
+    assert get(second.keep.remote(y)) == 8 * MIB
+    # a reference within a list is fetched by whom it reaches
+    put = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
+    assert get(first.call.remote(lambda refs: float(ray.get(refs[0]).sum()), [put])) == MIB
+    # put by an actor, read by another
+    inner = get(
+        first.call.remote(lambda: [ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")])
+    )
+    assert get(inner[0]).sum() == MIB
+    # through the object store
+    assert ray.get(x, _use_object_store=True, timeout=SECONDS).sum() == MIB / 2
+    # an actor that wants to write again waits until Ray has let go
+    del x
+    get(maker.plainly.remote(lambda: ray.experimental.wait_tensor_freed(np.ones(1), SECONDS)))
+
+
+def writing() -> None:
+    """What a maker writes later nobody sees; in memory of cableway readers may, and nothing is copied."""
+    maker, reader = Maker.remote(), Reader.remote()
+    x = maker.kept.remote(8)
+    assert get(reader.keep.remote(x)) == 8 * MIB
+    get(maker.write.remote(5.0))
+    assert get(reader.kept_total.remote()) == MIB
+    assert get(reader.total.remote(x)) == MIB
+
+    def in_memory_of_cableway() -> Any:
+        return cw.full(4 * MIB, 2.0).numpy()[MIB:]
+
+    before = used()
+    y = maker.call.remote(in_memory_of_cableway)
+    assert get(reader.total.remote(y)) == 6 * MIB
+    assert get(reader.spoil.remote(y)) == 21 * MIB
+    assert get(y).sum() == 6 * MIB
+    assert used() - before < 40 * MIB, used() - before
+
+
+def mistakes() -> None:
+    """A clear error, which loses nothing."""
+    maker, reader = Maker.remote(), Reader.remote()
+    for value, said in (
+        (np.array([None]), "Python objects"),
+        ([np.ones(3), np.array([{}])], "Python objects"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            get(maker.call.remote(lambda v: v, value))
+        with pytest.raises(ray.exceptions.RayTaskError, match=said):
+            get(reader.total.remote(maker.call.remote(lambda v: v, value)))
+    assert get(maker.objects.remote()) == 0
+    with pytest.raises(ZeroDivisionError):
+        get(reader.total.remote(maker.call.remote(lambda: 1 / 0)))
+    with pytest.raises(TypeError, match="not list"):
+        cableway.ray.shared_bytes([])
+    cableway.ray.register()  # may be repeated
+    assert get(reader.total.remote(maker.ones.remote(1))) == MIB / 8
+
+
+def plain() -> None:
+    """What goes without a transport goes as it did: NumPy arrays without a copy, read-only."""
+    maker = Maker.remote()
+    assert get(maker.ones.remote(1)).flags.writeable
+    found = get(maker.plainly.remote(np.ones, 4 * MIB))
+    assert found.sum() == 4 * MIB
+    assert not found.flags.writeable and not found.flags.owndata
+
+
+def full() -> None:
+    """With a store of 64 MiB everything arrives: what finds no room goes through Ray's."""
+    maker, (first, second) = Maker.remote(), readers(2)
+    some = [maker.ones.remote(24, float(fill)) for fill in range(5)]
+    expected = [3 * MIB * float(fill) for fill in range(5)]
+    assert get([first.total.remote(x) for x in some]) == expected
+    assert [get(x).sum() for x in some] == expected
+    seen = get([second.keep.remote(x) for x in some])
+    assert seen.count(24 * MIB) == 2 and seen.count(0) == 3, seen
+    assert get(second.spoil.remote(some[-1])) == 21 * MIB
+    put = [
+        ray.put(np.full(3 * MIB, float(fill)), _tensor_transport="cableway_numpy")
+        for fill in range(3)
+    ]
+    assert get([first.total.remote(x) for x in put]) == expected[:3]
+    del some, put
+    get(second.drop.remote())
+    assert eventually(lambda: get(maker.objects.remote()) == 0)
+    assert eventually(lambda: get(second.keep.remote(maker.ones.remote(24))) == 24 * MIB)
+
+
+if __name__ == "__main__":
+    ray_cluster.main(
+        {f.__name__: f for f in (sharing, values, idioms, writing, mistakes, plain, full)}
+    )

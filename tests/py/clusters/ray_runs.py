@@ -1,0 +1,40 @@
+"""Runs programs in the environment of Ray, with a broker and a folder of Ray's own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from dask_runs import BUILD, interpreter, run_words
+
+PLACE = BUILD / "ray"
+SECONDS = 240
+
+
+def run(
+    program: str | Path, folder: Path, *arguments: str, environment: dict[str, str] | None = None
+) -> str:
+    """What a program prints, of this folder or another. It must come to its end, and leave no process."""
+    python = interpreter(PLACE)
+    sessions = tempfile.mkdtemp(
+        prefix="cwray-", dir="/tmp"
+    )  # the paths of Ray's sockets must be short
+    # A broker and actors find their folder in the environment, which Ray hands on to all that it starts.
+    where = {
+        "RAY_TMPDIR": sessions,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "PYTHONPATH": os.pathsep.join(
+            [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+        ),
+        **(environment or {}),
+    }
+    file = Path(__file__).resolve().parent / program
+    try:
+        printed, _ = run_words([python, str(file), *arguments], folder, where, SECONDS, place=PLACE)
+    finally:
+        shutil.rmtree(sessions, ignore_errors=True)
+    return printed

@@ -1161,7 +1161,8 @@ int cw_queue_wait_done(cw_queue *queue, int64_t timeout_ns);
  * each later operation, gets -EOWNERDEAD with a sentence that names the rank, within 100 ms.
  * cw_group_broken() has the numbers, cw_group_reform() goes on with those that are left.
  *
- * Operations wait for timeout_ns of the options at most: -ETIMEDOUT, which breaks the group. They
+ * Operations wait for timeout_ns of the options at most, for the broker and for all members to be
+ * there, and from then on as long for each of their steps: -ETIMEDOUT, which breaks the group. They
  * never return for a signal alone, but ask `interrupted`, where the options have one: what it
  * returns other than 0 ends the operation with -EINTR, which breaks the group.
  */
@@ -1223,6 +1224,9 @@ void cw_group_close(cw_group *group);
 /* How long operations that begin from now on wait; < 0: for ever. Between operations. -EINVAL:
  * NULL. */
 int cw_group_set_timeout(cw_group *group, int64_t timeout_ns);
+/* For what is made of several calls: the next call ends in timeout_ns at the latest, in place of
+ * the time of the group, which its errors name. < 0: it has its own time. -EINVAL: NULL. */
+int cw_group_limit_next(cw_group *group, int64_t timeout_ns);
 uint32_t cw_group_rank(const cw_group *group);
 uint32_t cw_group_size(const cw_group *group);
 /* Operations of all members that this one has completed so far; of cw_group_exchange() not. */
@@ -1241,7 +1245,8 @@ int cw_group_barrier_finish(cw_group *group);
  * For an operation that this member cannot take part in, since its arguments are wrong, or it has
  * no memory: it comes to the meeting of the operation that the others call, and they get -EINVAL
  * with its reason (ASCII, CW_GROUP_INLINE_MAX - 1 bytes of it). Nothing is done, and all are in
- * step. Blocks as an operation. -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EBUSY.
+ * step. Blocks as an operation; behind one that has just failed, for what is left of its time.
+ * -EOWNERDEAD, -ETIMEDOUT, -EINTR, -EBUSY.
  */
 int cw_group_decline(cw_group *group, const char *why);
 /* How often it has met the others, or was about to: who compares it knows whether a call that has
@@ -1364,7 +1369,9 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
  * *out: cw_group_message_end(). Blocks. -EOWNERDEAD (a member died, or who could send it has left),
  * -ETIMEDOUT, -EINTR. */
 int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_message *out);
-/* The same without waiting: -EAGAIN where there is no room now. */
+/* The same without waiting for the receiver: -EAGAIN where there is no room now. The first message
+ * to it and what is large need the broker's answer: -ETIMEDOUT if it is stopped, when the group's
+ * time is over. */
 int cw_group_send_now(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
                       uint32_t to, int32_t tag);
 /* Whether such a message is there, which stays: 1, with what is told of it in *out, without data;

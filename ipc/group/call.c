@@ -8,12 +8,17 @@
 
 static const char *operation_name(uint64_t what) {
     static const char *const names[GROUP_OPERATIONS] = {
-        [GROUP_BARRIER] = "Barrier",     [GROUP_BCAST] = "Bcast",
-        [GROUP_SCATTER] = "Scatter",     [GROUP_GATHER] = "Gather",
-        [GROUP_ALLGATHER] = "Allgather", [GROUP_REDUCE] = "Reduce",
-        [GROUP_ALLREDUCE] = "Allreduce", [GROUP_REDUCE_SCATTER] = "Reduce_scatter",
-        [GROUP_ALLTOALL] = "Alltoall",   [GROUP_EXCHANGE] = "an operation on objects",
-        [GROUP_DECLINED] = "nothing",
+        [GROUP_BARRIER] = "Barrier",
+        [GROUP_BCAST] = "Bcast",
+        [GROUP_SCATTER] = "Scatter",
+        [GROUP_GATHER] = "Gather",
+        [GROUP_ALLGATHER] = "Allgather",
+        [GROUP_REDUCE] = "Reduce",
+        [GROUP_ALLREDUCE] = "Allreduce",
+        [GROUP_REDUCE_SCATTER] = "Reduce_scatter",
+        [GROUP_ALLTOALL] = "Alltoall",
+        [GROUP_EXCHANGE] = "an operation on objects",
+        [GROUP_DECLINED] = "one that it cannot take part in",
     };
     static const char *const labels[] = {"bcast",  "scatter",   "gather",         "allgather",
                                          "reduce", "allreduce", "reduce_scatter", "alltoall",

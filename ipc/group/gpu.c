@@ -120,7 +120,6 @@ static int incomplete(cw_group *group, int code) {
  * What is received into has to be complete, too: a copy makes nothing whole (section.h). */
 static int settle(cw_group *group, cw_array *array, bool reads) {
     bool waited = false;
-    group->end_ns = 0;
     for (;;) {
         int64_t limit_ns = GROUP_LOOK_NS;
         int code = cw_group_may_wait(group, &limit_ns);

@@ -333,7 +333,7 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
     group->context = given->context;
     snprintf(group->name, sizeof group->name, "%s", name);
     cw_kernels_load_started(); /* before anybody waits for us (gpu_reduce.c) */
-    int64_t before = cw_socket_limit(group_broker_ns(group));
+    int64_t before = cw_socket_limit(cw_group_broker_ns(group));
     struct cw_trace_span span;
     cw_group_span(&span, group, GROUP_TRACE_JOIN);
     code = join(group, rank);
@@ -370,7 +370,8 @@ static void leave(cw_group *group) {
      * both find so. */
     CW_XCHG(N21, &group->own->joined, 0, acq_rel);
     /* A name that a broker which does not answer keeps is taken over by the next group. */
-    int64_t before = cw_socket_limit(group_broker_ns(group));
+    group->end_ns = 0;
+    int64_t before = cw_socket_limit(cw_group_broker_ns(group));
     if (last_one(group))
         cw_group_page_unname(group);
     cw_socket_unlimit(before);

@@ -107,7 +107,9 @@ int cw_group_enter(cw_group *group) {
                        "another thread is in an operation of group \"%s\": operations are called "
                        "one after the other",
                        group->name);
-    group->end_ns = 0;
+    group->end_ns = group->next_end_ns;
+    group->next_end_ns = group->refused_end_ns = 0;
+    group->entered = group->number;
     return 0;
 }
 
@@ -146,7 +148,8 @@ void cw_group_arrive(cw_group *group, uint64_t what, uint64_t count) {
     struct group_call *call = group_next_call(group);
     call->what = what;
     call->count = count;
-    group->end_ns = 0; /* the time of a wait */
+    if (group->number != group->entered)
+        group->end_ns = 0; /* all were here: each further step has its own time */
     group->number++;
     cw_bell_here(&group->own->barrier.bell);
     cw_barrier_arrive(&group->own->barrier, word_now(group));
@@ -164,6 +167,22 @@ int cw_group_may_wait(cw_group *group, int64_t *left_ns) {
         return -ETIMEDOUT;
     if (*left_ns > group->end_ns - now_ns)
         *left_ns = group->end_ns - now_ns;
+    return 0;
+}
+
+int64_t cw_group_broker_ns(cw_group *group) {
+    if (group->timeout_ns <= 0)
+        return group->timeout_ns ? group->timeout_ns : GROUP_LEAST_NS;
+    int64_t now_ns = cw_now_ns();
+    if (group->end_ns == 0)
+        group->end_ns = cw_end_ns(now_ns, group->timeout_ns);
+    return group->end_ns > now_ns ? group->end_ns - now_ns : 0;
+}
+
+int cw_group_limit_next(cw_group *group, int64_t timeout_ns) {
+    if (!group)
+        return -EINVAL;
+    group->next_end_ns = timeout_ns < 0 ? 0 : cw_end_ns(cw_now_ns(), timeout_ns);
     return 0;
 }
 
@@ -245,6 +264,8 @@ int cw_group_failed(cw_group *group, int code) {
 }
 
 int cw_group_refused(cw_group *group, int code) {
+    if (code)
+        group->refused_end_ns = group->end_ns;
     return code == -ECONNRESET ? cw_group_failed(group, code) : code;
 }
 
@@ -383,9 +404,12 @@ int cw_group_await(cw_group *group) {
 }
 
 int cw_group_decline(cw_group *group, const char *why) {
+    int64_t end_ns = group ? group->refused_end_ns : 0;
     int code = why ? cw_group_begin(group) : cw_needs("a reason");
     if (code)
         return code;
+    if (end_ns)
+        group->end_ns = end_ns;
     struct group_call *call = group_next_call(group);
     snprintf((char *)call->data, sizeof call->data, "%s", why);
     cw_group_arrive(group, DECLINED_WHAT, 0);

@@ -84,7 +84,7 @@ static int outbox_open(cw_group *group, struct group_member *member) {
     handle.token = 0;
     if (size < 0)
         return cw_fail(-EPROTO, "a member of group \"%s\" names an inbox of no size", group->name);
-    int64_t before = cw_socket_limit(group_broker_ns(group));
+    int64_t before = cw_socket_limit(cw_group_broker_ns(group));
     int code = cw_array_open(group->client, &handle, &layout, 0, &member->outbox_array);
     cw_socket_unlimit(before);
     if (code)
@@ -141,19 +141,21 @@ static int may_go_on(cw_group *group, uint32_t peer, int64_t *limit_ns, bool *su
 
 /* ---- sending ---- */
 
-/* Puts an item, for as long as it takes. */
+/* Puts an item, for as long as it takes; -EAGAIN: there is no room, and it does not wait. */
 static int put(cw_group *group, uint32_t to, const void *item, uint64_t bytes,
-               const cw_handle *handle) {
+               const cw_handle *handle, bool waits) {
     bool suspect = false;
     for (int64_t limit_ns = group->nap_ns = GROUP_NAP_NS;;) {
         int code = cw_group_may_wait(group, &limit_ns);
-        if (code == -ETIMEDOUT)
+        if (code == -ETIMEDOUT || (code == 0 && !waits))
             code = 0, limit_ns = 0; /* it may go at once */
         if (code == 0)
             code = cw_queue_put(group->members[to].outbox, item, bytes, handle, handle != NULL,
                                 handle ? handle->size_bytes : 0, limit_ns);
         if (code != -ETIMEDOUT && code != -EBUSY && code != -EINTR)
             return code;
+        if (!waits && code != -EINTR)
+            return cw_fail_plain(-EAGAIN, "the receiver has no room");
         code = may_go_on(group, to, &limit_ns, &suspect);
         if (code == -ETIMEDOUT)
             return cw_fail(-ETIMEDOUT,
@@ -165,7 +167,8 @@ static int put(cw_group *group, uint32_t to, const void *item, uint64_t bytes,
     }
 }
 
-static int send_array(cw_group *group, uint32_t to, const struct head *head, const void *data) {
+static int send_array(cw_group *group, uint32_t to, const struct head *head, const void *data,
+                      bool waits) {
     cw_array *array;
     cw_handle handle;
     int code = cw_window_bytes_new(group, head->size_bytes, 0, &array);
@@ -175,7 +178,7 @@ static int send_array(cw_group *group, uint32_t to, const struct head *head, con
     if (code == 0)
         code = cw_array_export(array, 1, &handle);
     if (code == 0) {
-        code = put(group, to, head, sizeof *head, &handle);
+        code = put(group, to, head, sizeof *head, &handle, waits);
         if (code)
             cw_handle_discard(group->client, &handle);
     }
@@ -183,7 +186,8 @@ static int send_array(cw_group *group, uint32_t to, const struct head *head, con
     return code;
 }
 
-static int send_item(cw_group *group, uint32_t to, const struct head *head, const void *data) {
+static int send_item(cw_group *group, uint32_t to, const struct head *head, const void *data,
+                     bool waits) {
     uint8_t small[512];
     uint64_t bytes = sizeof *head + head->size_bytes;
     uint8_t *item = bytes <= sizeof small ? small : malloc(bytes);
@@ -193,7 +197,7 @@ static int send_item(cw_group *group, uint32_t to, const struct head *head, cons
     memcpy(item, head, sizeof *head);
     if (head->size_bytes)
         memcpy(item + sizeof *head, data, head->size_bytes);
-    int code = put(group, to, item, bytes, NULL);
+    int code = put(group, to, item, bytes, NULL, waits);
     if (item != small)
         free(item);
     return code;
@@ -222,7 +226,6 @@ static int send_message(cw_group *group, const void *data, uint64_t size_bytes, 
                         .tag = tag,
                         .kind = kind,
                         .size_bytes = size_bytes};
-    group->end_ns = waits ? 0 : 1; /* long over */
     if (to >= group->size)
         code = cw_fail(-EINVAL, "rank %u: group \"%s\" has ranks 0 to %u", to, group->name,
                        group->size - 1);
@@ -238,8 +241,8 @@ static int send_message(cw_group *group, const void *data, uint64_t size_bytes, 
     struct cw_trace_span span;
     cw_group_span(&span, group, GROUP_TRACE_SEND);
     if (code == 0)
-        code = size_bytes + sizeof head <= ITEM_BYTES ? send_item(group, to, &head, data)
-                                                      : send_array(group, to, &head, data);
+        code = size_bytes + sizeof head <= ITEM_BYTES ? send_item(group, to, &head, data, waits)
+                                                      : send_array(group, to, &head, data, waits);
     cw_trace_leave(&span, code < 0);
     cw_group_leave_call(group);
     return code;
@@ -252,8 +255,7 @@ int cw_group_send(cw_group *group, const void *data, uint64_t size_bytes, uint32
 
 int cw_group_send_now(cw_group *group, const void *data, uint64_t size_bytes, uint32_t kind,
                       uint32_t to, int32_t tag) {
-    int code = send_message(group, data, size_bytes, kind, to, tag, false);
-    return code == -ETIMEDOUT ? -EAGAIN : code;
+    return send_message(group, data, size_bytes, kind, to, tag, false);
 }
 
 /* ---- receiving ---- */
@@ -418,7 +420,6 @@ int cw_group_probe(cw_group *group, int32_t source, int32_t tag, enum cw_group_w
         code = cw_group_begin(group);
     if (code)
         return code;
-    group->end_ns = 0;
     code = check_source(group, source);
     struct cw_trace_span span;
     cw_group_span(&span, group, GROUP_TRACE_RECEIVE);
@@ -454,7 +455,6 @@ int cw_group_receive(cw_group *group, int32_t source, int32_t tag, cw_group_mess
         code = cw_group_begin(group);
     if (code)
         return code;
-    group->end_ns = 0;
     code = check_source(group, source);
     struct cw_trace_span span;
     cw_group_span(&span, group, GROUP_TRACE_RECEIVE);

@@ -165,6 +165,9 @@ struct cw_group {
     cw_a32 busy;                /* a thread is in an operation */
     int64_t timeout_ns, end_ns; /* of each operation; when this one is over, 0: not counted yet */
     int64_t spin_ns;            /* looks for so long before it sleeps; 0: CW_SPIN_NS */
+    int64_t next_end_ns;        /* the same of the next call; 0: it has its own time */
+    int64_t refused_end_ns;     /* of the last one, if it failed before others were met; else 0 */
+    uint32_t entered;           /* the meetings before this operation */
     struct group_yields yields; /* of the core, while others are waited for */
     int64_t nap_ns;             /* how long the next sleep for a message is */
     int (*check)(void *context);
@@ -194,11 +197,6 @@ struct cw_group {
  * wait has lasted. */
 static inline int64_t group_longer(int64_t nap_ns) {
     return nap_ns * 2 < GROUP_LOOK_NS ? nap_ns * 2 : GROUP_LOOK_NS;
-}
-
-/* How long an operation may wait for the broker, which may be stopped: cw_socket_limit(). */
-static inline int64_t group_broker_ns(const cw_group *group) {
-    return group->timeout_ns ? group->timeout_ns : GROUP_LEAST_NS;
 }
 
 /* ---- page.c ---- */
@@ -275,6 +273,9 @@ int cw_group_told(const cw_group *group);
 /* Time and signals of a wait: 0, -ETIMEDOUT (without a sentence), -EINTR. left_ns: at most so long
  * may the next sleep be. */
 int cw_group_may_wait(cw_group *group, int64_t *left_ns);
+/* How long this operation may still wait for the broker, which may be stopped (cw_socket_limit()).
+ * Its time is counted from now on, if it was not yet. */
+int64_t cw_group_broker_ns(cw_group *group);
 /* Is that member still there? */
 bool cw_group_present(const struct group_member *member);
 

@@ -52,7 +52,7 @@ static int open_bytes(cw_group *group, const cw_handle *named, uint64_t bytes, c
         return cw_fail(-EPROTO, "a member of group \"%s\" names %llu bytes where there are %llu",
                        group->name, (unsigned long long)handle.size_bytes,
                        (unsigned long long)bytes);
-    int64_t before = cw_socket_limit(group_broker_ns(group));
+    int64_t before = cw_socket_limit(cw_group_broker_ns(group));
     int code = cw_array_open(group->client, &handle, &layout, 0, out);
     cw_socket_unlimit(before);
     if (code == -ETIMEDOUT) /* the others wait for us at a meeting */
@@ -65,7 +65,7 @@ int cw_window_open(cw_group *group, uint32_t rank, unsigned which, uint64_t byte
 }
 
 int cw_window_bytes_new(cw_group *group, uint64_t bytes, uint32_t flags, cw_array **out) {
-    int64_t size = (int64_t)bytes, before = cw_socket_limit(group_broker_ns(group));
+    int64_t size = (int64_t)bytes, before = cw_socket_limit(cw_group_broker_ns(group));
     cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &size, .dtype = "|u1"};
     int code = cw_array_new(group->client, "cpu", &layout, flags, out);
     cw_socket_unlimit(before);

@@ -20,8 +20,9 @@ from cableway import _dispatch, client, create
 from cableway._core.deadlines import checked_seconds
 from cableway._group import environment, nccl, objects, operations
 from cableway._group.calls import Calls, in_step
-from cableway._group.messages import Mailbox, Request
+from cableway._group.messages import Mailbox
 from cableway._group.point_to_point import PointToPoint
+from cableway._group.requests import Request
 from cableway._group.status import Status
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Group(PointToPoint):
         name: of the group: 1 to 190 bytes, as the name of an array. None: that of the job, with its size and rank.
         size: number of members, 1 to 256.
         rank: this member's number, from 0 to size - 1. None: the lowest that is free. Either all members give their rank, or none.
-        timeout: seconds for joining, and then for each operation. None: without limit.
+        timeout: seconds for joining, then for each operation, and again for its later steps. None: without limit.
 
     Raises:
         Timeout: not all members came in time, or an earlier group of that name has not ended.
@@ -163,8 +164,7 @@ class Group(PointToPoint):
         """Waits until all members have called it. Blocks.
 
         Raises:
-            GroupBroken: a member is gone.
-            Timeout: not all came in time; the group is broken then.
+            GroupBroken: a member is gone. Timeout: not all came in time; the group is broken then.
             ValueError: another member calls another operation. All members are told, and the group goes on.
         """
         self._calls.barrier[()]

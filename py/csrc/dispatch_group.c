@@ -308,6 +308,28 @@ static int move_of(GroupEnd *end, PyObject *const *args, struct move *move) {
     return move->send.text == move->out.text && fits(move, cw_group_size(end->group));
 }
 
+/* Raises that an operation had no time left before the others were met, who are told. */
+static PyObject *declined(GroupEnd *end, int code) {
+    char why[CW_GROUP_INLINE_MAX];
+    PyObject *type, *value, *trace;
+    snprintf(why, sizeof why, "Timeout: %s", cw_error());
+    raise_failure(code);
+    PyErr_Fetch(&type, &value, &trace);
+    end->using ++;
+    Py_BEGIN_ALLOW_THREADS;
+    code = cw_group_decline(end->group, why);
+    Py_END_ALLOW_THREADS;
+    end->using --;
+    if (code == 0) {
+        PyErr_Restore(type, value, trace);
+        return NULL;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+    return group_failure(end, code);
+}
+
 /* (kind, send, out, op, root): an operation, if both are found without Python, and fit: whether it
  * was. */
 static PyObject *end_move(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -329,7 +351,8 @@ static PyObject *end_move(PyObject *self, PyObject *const *args, Py_ssize_t coun
     Py_END_ALLOW_THREADS;
     end->using --;
     if (code && !PyErr_Occurred() && cw_group_meetings(end->group) == met)
-        return PyBool_FromLong(0); /* Python calls it again, and tells the others */
+        return code == -ETIMEDOUT ? declined(end, code)
+                                  : PyBool_FromLong(0); /* Python calls it again, and tells all */
     return code ? group_failure(end, code) : PyBool_FromLong(1);
 }
 
@@ -427,12 +450,14 @@ static PyMethodDef methods[] = {
      "(reason): cannot take part in what the others call: whether they were met."},
     {"interrupt", end_interrupt, METH_NOARGS,
      "Breaks the group, since an operation ends in the middle."},
-    {"send", group_send, METH_VARARGS, "(address, nbytes, kind, to, tag, waits): whether it was."},
+    {"send", group_send, METH_VARARGS,
+     "(address, nbytes, kind, to, tag, waits, left_ns): whether it was."},
     {"send_bytes", group_send_bytes, METH_VARARGS,
-     "(bytes, kind, to, tag, waits): whether it was."},
+     "(bytes, kind, to, tag, waits, left_ns): whether it was."},
     {"receive", group_receive, METH_VARARGS,
-     "(source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes, opened)"},
-    {"probe", group_probe, METH_VARARGS, "(source, tag, wait): (source, tag, nbytes) or None."},
+     "(source, tag, kind, address, nbytes, left_ns): (source, tag, kind, nbytes, bytes, opened)"},
+    {"probe", group_probe, METH_VARARGS,
+     "(source, tag, wait, left_ns): (source, tag, nbytes) or None."},
     {"received", group_received, METH_NOARGS, "What was received last is where it is to be."},
     {"give_back", group_give_back, METH_NOARGS, "What was received last is received again."},
     {"know", end_know, METH_VARARGS, "(layout, text, count): notes a layout of arrays."},

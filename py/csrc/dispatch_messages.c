@@ -59,49 +59,57 @@ static PyObject *sent(GroupEnd *end, int code) {
     return PyBool_FromLong(code == 0);
 }
 
+/* left_ns: as for cw_group_limit_next(). */
 static int send(cw_group *group, const void *data, uint64_t nbytes, unsigned kind, unsigned to,
-                int tag, int waits) {
-    return waits ? cw_group_send(group, data, nbytes, kind, to, tag)
-                 : cw_group_send_now(group, data, nbytes, kind, to, tag);
+                int tag, int waits, long long left_ns) {
+    if (left_ns >= 0)
+        cw_group_limit_next(group, left_ns);
+    int code = waits ? cw_group_send(group, data, nbytes, kind, to, tag)
+                     : cw_group_send_now(group, data, nbytes, kind, to, tag);
+    cw_group_limit_next(group, -1); /* if the call was refused before it began */
+    return code;
 }
 
-/* (address, nbytes, kind, to, tag, waits): False: there is no room, and it does not wait. */
+/* (address, nbytes, kind, to, tag, waits, left_ns): False: there is no room, and it does not wait.
+ */
 PyObject *group_send(PyObject *self, PyObject *args) {
     GroupEnd *end = (GroupEnd *)self;
     unsigned long long address, nbytes;
+    long long left_ns;
     unsigned kind, to;
     int tag, code, waits;
-    if (!PyArg_ParseTuple(args, "KKIIip", &address, &nbytes, &kind, &to, &tag, &waits))
+    if (!PyArg_ParseTuple(args, "KKIIipL", &address, &nbytes, &kind, &to, &tag, &waits, &left_ns))
         return NULL;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
-    code = send(end->group, (void *)(uintptr_t)address, nbytes, kind, to, tag, waits);
+    code = send(end->group, (void *)(uintptr_t)address, nbytes, kind, to, tag, waits, left_ns);
     Py_END_ALLOW_THREADS;
     end->using --;
     return sent(end, code);
 }
 
-/* (bytes, kind, to, tag, waits): the same. */
+/* (bytes, kind, to, tag, waits, left_ns): the same. */
 PyObject *group_send_bytes(PyObject *self, PyObject *args) {
     GroupEnd *end = (GroupEnd *)self;
     const char *data;
     Py_ssize_t nbytes;
+    long long left_ns;
     unsigned kind, to;
     int tag, code, waits;
-    if (!PyArg_ParseTuple(args, "y#IIip", &data, &nbytes, &kind, &to, &tag, &waits))
+    if (!PyArg_ParseTuple(args, "y#IIipL", &data, &nbytes, &kind, &to, &tag, &waits, &left_ns))
         return NULL;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
-    code = send(end->group, data, (uint64_t)nbytes, kind, to, tag, waits);
+    code = send(end->group, data, (uint64_t)nbytes, kind, to, tag, waits, left_ns);
     Py_END_ALLOW_THREADS;
     end->using --;
     return sent(end, code);
 }
 
 /*
- * (source, tag, kind, address, nbytes): (source, tag, kind, nbytes, bytes, opened), and the message
- * is in hand. One of that kind and size is copied to the address, if there is one, and comes
- * without bytes; any other one is given back then, and comes without bytes too. Address 0: an
+ * (source, tag, kind, address, nbytes, left_ns): (source, tag, kind, nbytes, bytes, opened), and
+ * the message is in hand. One of that kind and size is copied to the address, if there is one, and
+ * comes without bytes; any other one is given back then, and comes without bytes too. Address 0: an
  * object, with its bytes and the list for what is open of it; a message of another kind is given
  * back. A reason why its sender could not send (kind REFUSED) comes as an object would.
  */
@@ -109,13 +117,18 @@ PyObject *group_receive(PyObject *self, PyObject *args) {
     GroupEnd *end = (GroupEnd *)self;
     cw_group_message message = {.owner = NULL};
     unsigned long long address, nbytes;
+    long long left_ns;
     int source, tag, code, fits, as_bytes;
     unsigned kind;
-    if (!PyArg_ParseTuple(args, "iiIKK", &source, &tag, &kind, &address, &nbytes) || hand_back(end))
+    if (!PyArg_ParseTuple(args, "iiIKKL", &source, &tag, &kind, &address, &nbytes, &left_ns) ||
+        hand_back(end))
         return NULL;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
+    if (left_ns >= 0)
+        cw_group_limit_next(end->group, left_ns);
     code = cw_group_receive(end->group, source, tag, &message);
+    cw_group_limit_next(end->group, -1); /* if the call was refused before it began */
     as_bytes = !address || message.kind == REFUSED;
     fits = code == 0 && (message.kind == REFUSED ||
                          (message.kind == kind && (as_bytes || message.size_bytes == nbytes)));
@@ -147,17 +160,22 @@ PyObject *group_receive(PyObject *self, PyObject *args) {
                          (unsigned long long)found.size_bytes, data, opened);
 }
 
-/* (source, tag, wait): (source, tag, nbytes) of such a message, which stays; None: there is none.
+/* (source, tag, wait, left_ns): (source, tag, nbytes) of such a message, which stays; None: there
+ * is none.
  */
 PyObject *group_probe(PyObject *self, PyObject *args) {
     GroupEnd *end = (GroupEnd *)self;
     cw_group_message found;
     int source, tag, wait, code;
-    if (!PyArg_ParseTuple(args, "iii", &source, &tag, &wait) || hand_back(end))
+    long long left_ns = -1;
+    if (!PyArg_ParseTuple(args, "iii|L", &source, &tag, &wait, &left_ns) || hand_back(end))
         return NULL;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
+    if (left_ns >= 0)
+        cw_group_limit_next(end->group, left_ns);
     code = cw_group_probe(end->group, source, tag, (enum cw_group_wait)wait, &found);
+    cw_group_limit_next(end->group, -1);
     Py_END_ALLOW_THREADS;
     end->using --;
     if (code < 0)

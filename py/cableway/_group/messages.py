@@ -15,11 +15,11 @@ import operator
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cableway._core import words
-from cableway._core.deadlines import deadline
+from cableway._core.deadlines import deadline, left_ns
 from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import opened
 from cableway._core.library import lib
@@ -27,98 +27,16 @@ from cableway._dispatch import small_load
 from cableway._group import gpu, pickles
 from cableway._group.calls import Calls, reason_of
 from cableway._group.elements import Elements
+from cableway._group.requests import ANY, Request
 from cableway._group.status import Status
 from cableway.errors import Error, GroupBroken, Timeout
 
-__all__ = ["Mailbox", "Request"]
+__all__ = ["Mailbox"]
 
 OBJECT, REFUSED = 1, 2  # kinds of messages; REFUSED: why the sender could not send, as text
 _INT_MAX = 0x7FFFFFFF
 _KEPT, _LOOK, _WAIT = lib.CW_GROUP_KEPT, lib.CW_GROUP_LOOK, lib.CW_GROUP_WAIT
-_ANY = (-1, -1)
 _NAP_SECONDS = 0.001  # between looks whether a receiver has room again
-
-
-class Request:
-    """A message that is sent, or received, while its member does something else: of `isend`, `irecv`, `Isend` and `Irecv`. As mpi4py's.
-
-    It goes on only within calls of its member. What came for it is there until it is asked for.
-    """
-
-    __slots__ = ("_attempt", "_box", "_came", "_done", "_pattern")
-
-    def __init__(
-        self, box: Mailbox, attempt: Callable[[], Any], pattern: tuple[int, int] = _ANY
-    ) -> None:
-        self._box = box
-        self._pattern = pattern
-        self._attempt: Callable[[], Any] | None = attempt  # what came of it; None: it is not done
-        self._done = False
-        self._came: tuple[Any, BaseException | None, Any] = (None, None, None)
-
-    def test(self, status: Status | None = None) -> tuple[bool, Any]:
-        """Whether it is done, and then the object that came, of `irecv`; else None. Does not block.
-
-        Raises:
-            GroupBroken: who could send it is gone. What unpickling raises. ValueError: of `Irecv`, the message has other elements.
-        """
-        if not self._done:
-            self._box.progress(self._pattern)
-        return (True, self._result(status)) if self._done else (False, None)
-
-    def wait(self, status: Status | None = None) -> Any:
-        """Waits until it is done. Returns the object that came, of `irecv`; else None. Blocks.
-
-        Raises:
-            Timeout: the time of the group is over (`Group.timeout`); it can be waited for again. And as `test`.
-        """
-        self._box.wait(self)
-        return self._result(status)
-
-    def Test(self, status: Status | None = None) -> bool:
-        """Whether it is done. Does not block."""
-        return self.test(status)[0]
-
-    def Wait(self, status: Status | None = None) -> bool:
-        """As `wait`; returns True."""
-        self.wait(status)
-        return True
-
-    @staticmethod
-    def waitall(requests: Sequence[Request]) -> list[Any]:
-        """Waits for all of them: a list of what `wait` returns. Blocks."""
-        return [request.wait() for request in requests]
-
-    Waitall = waitall
-
-    def _result(self, status: Status | None) -> Any:
-        value, error, told = self._came
-        if status is not None and told is not None:
-            status.source, status.tag, status.count = told
-        if error is not None:
-            raise error
-        return value
-
-    def cancel(self) -> None:
-        """Gives up a receive that is not done: what comes is for others, and `wait` returns None. Of a send nothing happens."""
-        self._box.cancel(self)
-
-    Cancel = cancel
-
-    def _try(self) -> None:
-        """Whether it is done is known then."""
-        came = self._attempt() if self._attempt is not None else None
-        if (
-            came is not None
-        ):  # no call from here on, not even of _end(): what came would be lost by what a handler raises
-            self._came = came
-            self._done = True
-            self._attempt = None
-
-    def _end(self, came: tuple[Any, BaseException | None, Any]) -> None:
-        self._came = came
-        self._done = True
-        self._attempt = None  # and what it holds
 
 
 def _kind_of(what: Elements) -> int:
@@ -211,28 +129,32 @@ class Mailbox:
 
     def send_object(self, obj: Any, dest: int, tag: int) -> None:
         """Sends a pickle."""
-        self._finish_leaving()
+        left = self._finish_leaving()
         data = pickles.dumps(obj)
         rank, number = _rank(dest, "dest"), _tag(tag)
-        self._calls.send_bytes[data, OBJECT, rank, number, True]  # no call from here on: it is sent
+        self._calls.send_bytes[
+            data, OBJECT, rank, number, True, left
+        ]  # no call from here on: it is sent
 
     def send(self, what: Any, dest: int, tag: int) -> None:
         """Sends elements."""
-        self._finish_leaving()
+        left = self._finish_leaving()
         sent = gpu.host_values(gpu.send(what))
         nbytes = sent.size * sent.dtype.itemsize
         rank, number = _rank(dest, "dest"), _tag(tag)
         kind = _kind_of(sent)
-        self._calls.send[sent.address, nbytes, kind, rank, number, True]
+        self._calls.send[sent.address, nbytes, kind, rank, number, True, left]
 
     def isend_object(self, obj: Any, dest: int, tag: int) -> Request:
         """Sends a pickle when there is room."""
         data = pickles.dumps(obj)
         return self._isend_bytes(data, OBJECT, _rank(dest, "dest"), _tag(tag))
 
-    def _isend_bytes(self, data: bytes, kind: int, rank: int, number: int) -> Request:
+    def _isend_bytes(
+        self, data: bytes, kind: int, rank: int, number: int, left: int = -1
+    ) -> Request:
         send = self._calls.send_bytes
-        return self._leave(lambda: send[data, kind, rank, number, False])
+        return self._leave(lambda: send[data, kind, rank, number, False, left])
 
     def isend(self, what: Any, dest: int, tag: int) -> Request:
         """Sends elements when there is room."""
@@ -242,7 +164,7 @@ class Mailbox:
     def _isend_elements(self, sent: Elements, rank: int, number: int) -> Request:
         nbytes, kind = sent.size * sent.dtype.itemsize, _kind_of(sent)
         send = self._calls.send
-        return self._leave(lambda: send[sent.address, nbytes, kind, rank, number, False])
+        return self._leave(lambda: send[sent.address, nbytes, kind, rank, number, False, -1])
 
     def _leave(self, send: Callable[[], bool]) -> Request:
         self.progress()
@@ -254,10 +176,14 @@ class Mailbox:
             self.leaving.append(request)
         return request
 
-    def _finish_leaving(self) -> None:
-        """Messages of one sender keep their order."""
+    def _finish_leaving(self) -> int:
+        """Messages of one sender keep their order. Returns what is left of the call's time in ns; -1: all of it."""
+        if not self.leaving:
+            return -1
+        end = deadline(self.limit)
         while self.leaving:
-            self.wait(self.leaving[0])
+            self.wait(self.leaving[0], end)
+        return left_ns(end)
 
     # ---- both at once
 
@@ -275,8 +201,9 @@ class Mailbox:
         def leave(rank: int, number: int) -> Request:
             return self._isend_bytes(pickles.dumps(obj), OBJECT, rank, number)
 
-        self._send_first(leave, dest, sendtag, source, recvtag)
-        return self.receive_object(source, recvtag, status)
+        end = deadline(self.limit)
+        self._send_first(leave, dest, sendtag, source, recvtag, end)
+        return self.receive_object(source, recvtag, status, end)
 
     def sendrecv(
         self,
@@ -294,8 +221,9 @@ class Mailbox:
             gpu.receive(out)  # else it would be refused when the message has left
             return self._isend_elements(gpu.host_values(gpu.send(what)), rank, number)
 
-        self._send_first(leave, dest, sendtag, source, recvtag)
-        return self.receive(out, source, recvtag, status)
+        end = deadline(self.limit)
+        self._send_first(leave, dest, sendtag, source, recvtag, end)
+        return self.receive(out, source, recvtag, status, end)
 
     def _send_first(
         self,
@@ -304,6 +232,7 @@ class Mailbox:
         tag: int,
         source: int | None,
         recvtag: int | None,
+        end: float,
     ) -> None:
         """Sends what a sendrecv() sends: by leave(rank, tag). Where there is nothing to send, or no memory for it, it fails before
         it has left; the receiver is told, too, which would wait for the message until its time is over.
@@ -318,30 +247,45 @@ class Mailbox:
             with contextlib.suppress(
                 Error
             ):  # a broken group, or no such rank: then nobody waits for us
-                self._isend_bytes(reason_of(error), REFUSED, rank, number)
+                self._isend_bytes(reason_of(error), REFUSED, rank, number, left_ns(end))
             raise
-        self.wait(sent)
+        self.wait(sent, end)
+        if sent._came[1] is not None:
+            raise sent._came[1]
 
     # ---- receiving
 
-    def receive_object(self, source: int | None, tag: int | None, status: Status | None) -> Any:
-        """Receives one object."""
+    def receive_object(
+        self,
+        source: int | None,
+        tag: int | None,
+        status: Status | None,
+        end: float | None = None,
+    ) -> Any:
+        """Receives one object; by then, in place of the group's time."""
         pattern = _pattern(source, tag)
         if self.posted or self.leaving:
-            self._await(pattern)
-        value, error, told = self._take_object(pattern)
+            end = self._await(pattern, end)
+        value, error, told = self._take_object(pattern, -1 if end is None else left_ns(end))
         if status is not None:
             status.source, status.tag, status.count = told
         if error is not None:
             raise error
         return value
 
-    def receive(self, out: Any, source: int | None, tag: int | None, status: Status | None) -> Any:
-        """Receives elements."""
+    def receive(
+        self,
+        out: Any,
+        source: int | None,
+        tag: int | None,
+        status: Status | None,
+        end: float | None = None,
+    ) -> Any:
+        """Receives elements; by then, in place of the group's time."""
         pattern = _pattern(source, tag)
         if self.posted or self.leaving:
-            self._await(pattern)
-        value, error, told = self._take(out, pattern)
+            end = self._await(pattern, end)
+        value, error, told = self._take(out, pattern, -1 if end is None else left_ns(end))
         if status is not None:
             status.source, status.tag, status.count = told
         if error is not None:
@@ -365,9 +309,11 @@ class Mailbox:
         self.posted.append(request)
         return request
 
-    def _take_object(self, pattern: tuple[int, int]) -> tuple[Any, BaseException | None, Any]:
+    def _take_object(
+        self, pattern: tuple[int, int], left: int = -1
+    ) -> tuple[Any, BaseException | None, Any]:
         """An object, or what is wrong with its message; and what is known of that."""
-        found = self._calls.receive[pattern[0], pattern[1], OBJECT, 0, 0]
+        found = self._calls.receive[pattern[0], pattern[1], OBJECT, 0, 0, left]
         source, tag, kind, nbytes, data, cells = found
         told = (source, tag, nbytes)
         if kind == REFUSED:
@@ -393,12 +339,14 @@ class Mailbox:
         self._calls.received[()]
         return value, own, told
 
-    def _take(self, out: Any, pattern: tuple[int, int]) -> tuple[Any, BaseException | None, Any]:
+    def _take(
+        self, out: Any, pattern: tuple[int, int], left: int = -1
+    ) -> tuple[Any, BaseException | None, Any]:
         """The same of elements."""
         asked = gpu.receive(out)
         got = gpu.host_room(asked)
         nbytes, kind = got.size * got.dtype.itemsize, _kind_of(got)
-        found = self._calls.receive[pattern[0], pattern[1], kind, got.address or 1, nbytes]
+        found = self._calls.receive[pattern[0], pattern[1], kind, got.address or 1, nbytes, left]
         source, tag, its_kind, its_nbytes, data, _ = found
         told = (source, tag, its_nbytes)
         if its_kind == REFUSED:
@@ -442,7 +390,7 @@ class Mailbox:
             status.source, status.tag, status.count = told
         return told is not None
 
-    def progress(self, pattern: tuple[int, int] = _ANY) -> None:
+    def progress(self, pattern: tuple[int, int] = ANY) -> None:
         """Does what can be done for requests without waiting. pattern: of what the caller is after."""
         if self.leaving:
             self._try_all(self.leaving, in_order=True)
@@ -454,36 +402,40 @@ class Mailbox:
     def _try_all(requests: list[Request], in_order: bool) -> None:
         for request in list(requests):
             if not request._done:
-                request._try()
+                try:
+                    request._try()
+                except Timeout as error:  # of the broker: it will not leave; its wait() says so
+                    request._end((None, error, None))
             if request._done:
                 requests.remove(request)
             elif in_order:
                 return
 
-    def _await(self, pattern: tuple[int, int]) -> None:
-        """Waits until there is a message that no request is for."""
-        end = deadline(self.limit)
+    def _await(self, pattern: tuple[int, int], end: float | None = None) -> float:
+        """Waits until there is a message that no request is for. Returns when the call's time is over."""
+        over = deadline(self.limit) if end is None else end
         self.progress(pattern)
         while self._calls.end.probe(*pattern, _KEPT) is None:
-            self._wait(pattern, end)
+            self._wait(pattern, over)
+        return over
 
-    def wait(self, request: Request) -> None:
-        """Waits until a request is done."""
-        end = deadline(self.limit)
+    def wait(self, request: Request, end: float | None = None) -> None:
+        """Waits until a request is done; until then, in place of the group's time."""
+        over = deadline(self.limit) if end is None else end
         if not request._done:
             self.progress(request._pattern)
         while not request._done:
-            self._wait(request._pattern if request in self.posted else None, end)
+            self._wait(request._pattern if request in self.posted else None, over)
 
     def _wait(self, pattern: tuple[int, int] | None, end: float) -> None:
         """Until such a message may have come, or for a moment where something is to leave; None: no message is waited for."""
         if pattern is not None and not self.leaving:
-            self._calls.end.probe(*pattern, _WAIT)
+            self._calls.end.probe(*pattern, _WAIT, left_ns(end))
         elif time.monotonic() >= end:
             raise Timeout(
-                f"{self.limit} s ran out: a receiver has no room for the {len(self.leaving)} messages of isend() that are to "
-                "leave. The group goes on"
+                f"{self.limit} s ran out: a receiver has no room for {len(self.leaving)} messages of this member (isend, sendrecv), "
+                "which leave when it receives. The group goes on"
             )
         else:
             time.sleep(_NAP_SECONDS)
-        self.progress(_ANY if pattern is None else pattern)
+        self.progress(ANY if pattern is None else pattern)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cableway._group.messages import Mailbox, Request
+from cableway._group.messages import Mailbox
+from cableway._group.requests import Request
 from cableway._group.status import Status
 
 __all__ = ["PointToPoint"]

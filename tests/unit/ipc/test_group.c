@@ -212,6 +212,44 @@ static void probes(cw_group *group, uint32_t rank) {
     CHILD(cw_group_barrier(group) == 0);
 }
 
+/* Of a call that waits for 60 s by itself. */
+static int receive_within(cw_group *group, int64_t limit_ns, int64_t *took_ns) {
+    cw_group_message message;
+    int64_t begun_ns = cw_now_ns();
+    CHILD(cw_group_limit_next(group, limit_ns) == 0);
+    int code = cw_group_receive(group, 1, 0, &message);
+    *took_ns = cw_now_ns() - begun_ns;
+    if (code == 0)
+        cw_group_message_end(&message);
+    return code;
+}
+
+static void limits(cw_group *group, uint32_t rank) {
+    const int64_t limit_ns = options.timeout_ns / 600;
+    int64_t took_ns;
+    if (rank == 0) {
+        CHILD(receive_within(group, limit_ns, &took_ns) == -ETIMEDOUT);
+        CHILD(took_ns >= limit_ns && took_ns < options.timeout_ns / 2 &&
+              strstr(cw_error(), "60.000 s"));
+        CHILD(cw_group_limit_next(group, 0) == 0 && cw_group_limit_next(group, -1) == 0);
+        CHILD(cw_group_send(group, "x", 1, 0, 1, 0) == 0); /* now the other one sends, */
+        CHILD(receive_within(group, -1, &took_ns) == 0);   /* in its own time */
+    }
+    cw_group_message message;
+    if (rank == 1) {
+        CHILD(cw_group_receive(group, 0, 0, &message) == 0);
+        cw_group_message_end(&message);
+        usleep(1000); /* it has to wait for it */
+        CHILD(cw_group_send(group, "x", 1, 0, 0, 0) == 0);
+    }
+    CHILD(cw_group_barrier(group) == 0);
+}
+
+static void a_call_may_have_less_time_than_the_group(void **state) {
+    (void)state;
+    run(limits, -1);
+}
+
 static void messages_are_looked_at_and_given_back(void **state) {
     (void)state;
     run(probes, -1);
@@ -289,6 +327,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(who_cannot_take_part_says_why_and_all_stay_in_step,
                                         folder_make, folder_remove),
         cmocka_unit_test_setup_teardown(messages_are_looked_at_and_given_back, folder_make,
+                                        folder_remove),
+        cmocka_unit_test_setup_teardown(a_call_may_have_less_time_than_the_group, folder_make,
                                         folder_remove),
         cmocka_unit_test_setup_teardown(bad_arguments_do_nothing, folder_make, folder_remove),
     };

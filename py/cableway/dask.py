@@ -19,6 +19,7 @@ and the same of `dask scheduler`; or `DASK_DISTRIBUTED__WORKER__PRELOAD='["cable
 
 `cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle, and
 `cableway.bridge-threshold` (`DASK_CABLEWAY__BRIDGE_THRESHOLD`) that of all of an object's such frames from which they go by the bridge.
+With `cableway.gpu-share: true` (`DASK_CABLEWAY__GPU_SHARE`) the workers of a GPU use one copy of an array there; no task may write to it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def enable() -> None:
     """What the import does. May be repeated, after Dask's configuration was read anew.
 
     Raises:
-        ValueError: `cableway.threshold`, `cableway.bridge-threshold` or `cableway.gpu-keep` is no size.
+        ValueError: `cableway.threshold`, `cableway.bridge-threshold` or `cableway.gpu-keep` is no size, or `cableway.gpu-share` is
+            neither true nor false.
     """
     family.threshold_bytes()
     family.bridge_threshold_bytes()

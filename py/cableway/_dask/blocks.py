@@ -124,8 +124,13 @@ def copied(connection: client.Connection, frame: Any) -> Block:
     return opened(connection, handle, source.nbytes)  # and the writable lease ends
 
 
-def leased(connection: client.Connection, handle: bytes, nbytes: int) -> Lease:
-    """A read-only lease on the block behind a handle of another process, of so many bytes.
+def leased(
+    connection: client.Connection, handle: bytes, nbytes: int, flags: int = lib.CW_READONLY
+) -> Lease:
+    """A lease on the block behind a handle of another process, of so many bytes.
+
+    Args:
+        flags: of `cw_array_open`.
 
     Raises:
         Stale: nobody holds it any more.
@@ -137,7 +142,7 @@ def leased(connection: client.Connection, handle: bytes, nbytes: int) -> Lease:
     size = ffi.from_buffer("cw_handle *", handle).size_bytes
     if size != nbytes:
         raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
-    return lease_of_handle(connection, handle, bytes_layout(nbytes), lib.CW_READONLY)
+    return lease_of_handle(connection, handle, bytes_layout(nbytes), flags)
 
 
 def opened(connection: client.Connection, handle: bytes, nbytes: int) -> Block:

@@ -8,6 +8,11 @@ Promise: what a reader gets is its own, as in stock Dask: a copy, on its current
 the copy is kept for further readers (`KEEP_SECONDS` after the last, `cableway.gpu-keep` bytes a process), and later sendings are copies
 of the object as it is then.
 
+With `cableway.gpu-share` there is one copy on a GPU, and all workers use it: the sender's data become a view of the block (a plain array of
+CuPy; it is the block itself where it lies in the broker's memory), and readers whose current GPU has it get views. A task that writes to
+its argument then writes to everybody's; the user says that none does. Only workers get views, since they look every 2 s for those that
+are gone. A record is then kept as long as its object.
+
 Owner: the table of what was sent belongs to the process. An entry goes with its object, or by `trim`. Weak references' callbacks change
 it, which may run at any place: so it has no lock, and each change is one operation on a dict.
 """
@@ -15,12 +20,14 @@ it, which may run at any place: so it has no lock, and each change is one operat
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 import weakref
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 import dask.config
+import distributed
 import msgpack
 from dask.utils import parse_bytes
 from distributed.protocol.cuda import cuda_dumps, cuda_loads
@@ -47,7 +54,9 @@ __all__ = [
     "not_taken",
     "pack",
     "register",
+    "shares",
     "trim",
+    "view_of",
 ]
 
 KEEP_SECONDS = 10.0  # for which what was sent is kept for further readers
@@ -74,6 +83,20 @@ def keep_bytes() -> int:
     return found
 
 
+def shares() -> bool:
+    """Whether the workers of a GPU use one copy: `cableway.gpu-share` in Dask's configuration.
+
+    Raises:
+        ValueError: the setting is neither true nor false.
+    """
+    setting = dask.config.get("cableway.gpu-share", default=False)
+    if not isinstance(setting, bool):
+        raise ValueError(
+            f"cableway.gpu-share in Dask's configuration (DASK_CABLEWAY__GPU_SHARE in the environment) is {setting!r}: write true or false"
+        )
+    return setting
+
+
 class GpuRecord:
     """An object as a message.
 
@@ -82,9 +105,10 @@ class GpuRecord:
         host: the large ones in host memory, each with its place among the frames and whether it was writeable.
         gpu: those in GPU memory, each with its place; None: it has no bytes.
         instance: of the broker that the handles are of.
+        own: the blocks on GPUs are the object's own memory, and no copies of it.
     """
 
-    __slots__ = ("__weakref__", "frames", "gpu", "host", "instance")
+    __slots__ = ("__weakref__", "frames", "gpu", "host", "instance", "own")
 
     def __init__(
         self,
@@ -92,11 +116,13 @@ class GpuRecord:
         host: list[tuple[int, blocks.Block, bool]],
         gpu: list[tuple[int, gpus.GpuBlock | None]],
         instance: int,
+        own: bool = False,
     ) -> None:
         self.frames = frames
         self.host = host
         self.gpu = gpu
         self.instance = instance
+        self.own = own
 
     @property
     def uuids(self) -> set[str]:
@@ -195,16 +221,43 @@ def _packed(connection: Any, header: Any, frames: list[Any], on_gpu: list[bool])
     small = [msgpack.dumps(header, default=msgpack_encode_default, use_bin_type=True)]
     host: list[tuple[int, blocks.Block, bool]] = []
     gpu: list[tuple[int, gpus.GpuBlock | None]] = []
-    least = family.threshold_bytes()
+    least, one = family.threshold_bytes(), shares()
+    own = one
     for place, frame in enumerate(frames):
-        if on_gpu[place]:
-            gpu.append((place, gpus.copied(connection, frame) if nbytes(frame) else None))
+        if on_gpu[place] and not nbytes(frame):
+            gpu.append((place, None))
+        elif on_gpu[place]:
+            found = gpus.lent(frame) if one else None
+            own = own and found is not None
+            gpu.append((place, found or gpus.copied(connection, frame, readers=0 if one else 1)))
         elif nbytes(frame) < least:
             small.append(bytes(frame))
         else:
             writeable = not memoryview(frame).readonly
             host.append((place, blocks.copied(connection, frame), writeable))
-    return GpuRecord(small, host, gpu, connection.instance)
+    return GpuRecord(small, host, gpu, connection.instance, own and not host)
+
+
+def view_of(obj: object, key: str, record: GpuRecord) -> Any | None:
+    """The object that was sent, on its record's block, where the workers of a GPU use one copy: then the sender's own may go. None: it
+    stays as it is.
+    """
+    cupy: Any = sys.modules.get("cupy")
+    entry, old = _sent.get((id(obj), key)), cast("Any", obj)
+    if record.own or not shares() or cupy is None or type(old) is not cupy.ndarray:
+        return None
+    if entry is None or entry.record() is not record or len(record.gpu) != 1:
+        return None
+    (_, block), flags = record.gpu[0], old.flags
+    if block is None or not (flags["C_CONTIGUOUS"] or flags["F_CONTIGUOUS"]):
+        return None
+    with cupy.cuda.Device(block.lease.gpu):
+        memory = gpus.view(block.lease, block.nbytes)
+        found = cupy.ndarray(old.shape, old.dtype, memory.data, old.strides)
+    record.own = True
+    del _sent[id(obj), key]
+    _remember(found, key, record)
+    return found
 
 
 # ---- what was sent is kept for a while
@@ -261,7 +314,7 @@ def trim(everything: bool = False) -> None:
         if record is None:
             _sent.pop(place, None)
             continue
-        if entry.kept is not None:
+        if entry.kept is not None and not record.own:
             left -= record.gpu_bytes
             if left < 0 or now > entry.used + KEEP_SECONDS:
                 entry.kept = None
@@ -270,7 +323,11 @@ def trim(everything: bool = False) -> None:
 def not_taken(sent: Collection[object]) -> None:
     """The reader of these records did not answer: it may have had no GPU memory for its copies. So they are not kept."""
     for entry in _sent.copy().values():
-        if entry.kept is not None and any(entry.kept is record for record in sent):
+        if (
+            entry.kept is not None
+            and not entry.kept.own
+            and any(entry.kept is record for record in sent)
+        ):
             entry.kept = None
 
 
@@ -320,8 +377,16 @@ class Later:
             block = blocks.opened(connection, handle, size)
             found[place] = block.view(connection, writeable).data
         for place, handle, size in self._header["gpu"]:
-            found[place] = gpus.received(connection, handle, size) if size else gpus.empty(0)
+            found[place] = _of_block(connection, handle, size) if size else gpus.empty(0)
         return found
+
+
+def _of_block(connection: Any, handle: bytes, size: int) -> Any:
+    if shares() and distributed.Worker._instances:
+        found = gpus.viewed(connection, handle, size)
+        if found is not None:
+            return found
+    return gpus.received(connection, handle, size)
 
 
 def _loads(header: dict[str, Any], frames: list[Any]) -> Later:
@@ -336,8 +401,9 @@ def register() -> None:
     """Registers the families.
 
     Raises:
-        ValueError: `cableway.gpu-keep` is no size.
+        ValueError: `cableway.gpu-keep` is no size, or `cableway.gpu-share` neither true nor false.
     """
     keep_bytes()
+    shares()
     register_serialization_family("cableway-cuda", _dumps, cuda_loads)
     register_serialization_family("cableway-gpu", _never, _loads)

@@ -2,11 +2,13 @@
 
 Invariant: a block is written once, and that copy is complete before its handle is told to anybody; then it is never written again. What
 a reader gets is a copy in memory of its own, which its own library allocates: GPU memory knows no copy-on-write and no read-only
-mapping, so a view would show a task's writes to everybody.
+mapping, so a view would show a task's writes to everybody. Where the user has said that no task writes (`gpu_objects.shares`), workers
+get views, and a frame that lies in memory of the broker already is its own block: then nothing is copied within a GPU.
 
 Order: before a frame is copied into a block, all work of this process on its GPU is waited for, whatever stream it was given to; before a
 block is copied into new memory, the work of the default stream is, which may still use that memory for what lay there before. Both
-copies are complete when their call returns.
+copies are complete when their call returns. A kernel may still read a view when its last array goes. So its lease goes into a list, and
+ends with the next `collect`, which first waits for all work of this process on that GPU: a worker calls it every 2 s.
 
 Deaths: as of blocks in host memory (`blocks`): a lease ends with its process, the memory with the last lease. A reader that is killed in
 the midst of its copy ends its lease; a maker that is killed leaves the block to the reader that has opened it.
@@ -14,6 +16,7 @@ the midst of its copy ends its lease; a maker that is killed leaves the block to
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
 import sys
@@ -23,6 +26,7 @@ from typing import Any
 from cableway import client
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check, check_again, exported, ffi, lib
+from cableway._cuda import interop, suballocation
 from cableway._cuda.interop import ExternalArray
 from cableway._dask import blocks
 from cableway.device import devices
@@ -34,12 +38,15 @@ __all__ = [
     "collect",
     "copied",
     "empty",
+    "lent",
     "library",
     "look",
     "must_look",
     "received",
     "seen",
     "used",
+    "view",
+    "viewed",
 ]
 
 logger = logging.getLogger("cableway.dask")
@@ -50,6 +57,9 @@ _LEGACY_STREAM = 1
 _lock = threading.Lock()
 _used = False
 _seen: list[str] | None = None  # UUIDs by the process's numbers; None: not looked yet
+_unused: collections.deque[Lease] = (
+    collections.deque()
+)  # of views that are gone, with which a kernel may be at work yet
 
 
 def _after_fork_in_child() -> None:
@@ -100,10 +110,46 @@ def used() -> bool:
 
 
 def collect() -> None:
-    """Takes back the memory of blocks that all have let go of, and unmaps what others took back. Waits for the broker."""
+    """Takes back the memory of blocks that all have let go of, and unmaps what others took back. Waits for the broker, and for the GPU
+    if views are gone.
+    """
+    leases = []
+    while _unused:
+        try:
+            leases.append(_unused.popleft())
+        except IndexError:  # another thread was quicker
+            break
+    for gpu in {lease.gpu for lease in leases}:
+        lib.cw_stream_wait(gpu, ffi.NULL, 1)  # if its context failed, nothing runs any more
+    leases.clear()
+    suballocation.collect()
     connection = client.known()
     if connection is not None and not connection.closed:
         lib.cw_collect(connection.pointer)  # without a broker nothing comes back
+
+
+class _View:
+    """The memory of a block, as GPU libraries take it; what they make of it keeps this."""
+
+    __slots__ = ("lease", "nbytes")
+
+    def __init__(self, lease: Lease, nbytes: int) -> None:
+        self.lease = lease
+        self.nbytes = nbytes
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+            "data": (self.lease.address, False),
+            "strides": None,
+            "stream": None,
+        }
+
+    def __del__(self, unused: collections.deque[Lease] = _unused) -> None:
+        unused.append(self.lease)  # may run at any place, in any thread
 
 
 class GpuBlock:
@@ -125,14 +171,37 @@ class GpuBlock:
         self.uuid = uuid
 
 
-def copied(connection: client.Connection, frame: Any) -> GpuBlock:
+def lent(frame: Any) -> GpuBlock | None:
+    """The block that the frame is, without a copy. None: it does not lie in memory of the broker, or is a part of a block. Waits for
+    the GPU.
+
+    Args:
+        frame: as `copied` takes it.
+
+    Raises:
+        BrokerLost, DeviceError: as `copied`.
+    """
+    global _used
+    source = ExternalArray(frame, frame.__cuda_array_interface__)
+    if not interop.is_shared(source.low):
+        return None
+    lease = interop.find(source.low) or suballocation.lend(source, insist=False)
+    if lease is None or lease.span() != (source.low, source.layout.nbytes):
+        return None
+    _used = True
+    check_again(lib.cw_stream_wait, source.gpu, ffi.NULL, 1)
+    return _block(lease, source.layout.nbytes)
+
+
+def copied(connection: client.Connection, frame: Any, readers: int) -> GpuBlock:
     """A new block, on the GPU where the frame lies, with a copy of it. Waits for the GPU.
 
     Args:
         frame: contiguous bytes with `__cuda_array_interface__`, at least one.
+        readers: so many copies of it must have room there besides.
 
     Raises:
-        LimitExceeded: not enough GPU memory is free for the block and one reader's copy, or a limit of the broker.
+        LimitExceeded: not enough GPU memory is free for the block and the readers' copies, or a limit of the broker.
         BrokerLost: the broker is gone.
         DeviceError: the GPU, or its context in this process, does not work.
     """
@@ -140,21 +209,24 @@ def copied(connection: client.Connection, frame: Any) -> GpuBlock:
     source = ExternalArray(frame, frame.__cuda_array_interface__)
     device, nbytes = f"cuda:{source.gpu}".encode(), source.layout.nbytes
     layout = blocks.bytes_layout(nbytes).c
-    if _free_bytes(device) < 2 * nbytes and not (
-        _library_gave_back() and _free_bytes(device) >= 2 * nbytes
+    needed = (1 + readers) * nbytes
+    if _free_bytes(device) < needed and not (
+        _library_gave_back() and _free_bytes(device) >= needed
     ):
         raise LimitExceeded(
-            f"{device.decode()} has too little free memory for {nbytes} bytes to be copied twice: for others, and by one of them"
+            f"{device.decode()} has too little free memory for {nbytes} bytes to be copied, for others and by {readers} of them there"
         )
     lease = lease_again(Lease, lib.cw_array_new, connection.pointer, device, layout, 0)
     _used = True
     check_again(lib.cw_stream_wait, source.gpu, ffi.NULL, 1)
     address = ffi.cast("void *", source.address)
     check_again(lib.cw_array_copy_in, lease.pointer, 0, address, source.gpu, nbytes, ffi.NULL)
+    return _block(lease, nbytes)
+
+
+def _block(lease: Lease, nbytes: int) -> GpuBlock:
     handle = bytes(ffi.buffer(exported(lease.pointer, 0)))
-    text = ffi.new("char[41]")
-    lib.cw_array_device_uuid(lease.pointer, text)
-    return GpuBlock(handle, lease, nbytes, str(ffi.string(text), "ascii"))
+    return GpuBlock(handle, lease, nbytes, interop.uuid(lease))
 
 
 def _free_bytes(device: bytes) -> int:
@@ -197,6 +269,35 @@ def received(connection: client.Connection, handle: bytes, nbytes: int) -> Any:
     check_again(lib.cw_array_copy_out, lease.pointer, 0, address, target.gpu, nbytes, ffi.NULL)
     lease.end()
     return made
+
+
+def view(lease: Lease, nbytes: int) -> Any:
+    """The memory of a block itself, as an array of bytes of this process's library. It holds the block."""
+    if "cupy" in sys.modules:
+        return sys.modules["cupy"].asarray(_View(lease, nbytes))
+    import numba.cuda
+
+    return numba.cuda.as_cuda_array(_View(lease, nbytes))
+
+
+def viewed(connection: client.Connection, handle: bytes, nbytes: int) -> Any | None:
+    """A view of another process's block. None: it lies on another GPU than this process's library has as its current one. Raises as
+    `received`.
+
+    It is writable: a kernel that writes to a read-only mapping breaks the process's context on the GPU.
+    """
+    global _used
+    lease = blocks.leased(connection, handle, nbytes, flags=0)
+    _used = True
+    return view(lease, nbytes) if lease.gpu == _current_gpu() else None
+
+
+def _current_gpu() -> int:
+    if "cupy" in sys.modules:
+        return int(sys.modules["cupy"].cuda.Device().id)
+    import numba.cuda
+
+    return int(numba.cuda.get_current_device().id)
 
 
 def empty(nbytes: int) -> Any:

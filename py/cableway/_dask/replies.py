@@ -68,7 +68,8 @@ async def with_keys(
         found, fetchable = await offload(_prepared, comm, large, serves, handles, by_name, reader)
     if new and serves:
         made = {key: (large[key], found[key]) for key in new}
-        comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], Record)})
+        taken = Record, GpuRecord
+        comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], taken)})
     packed: dict[Any, Any] = {}
     for key, sent in found.items():
         if isinstance(sent, GpuRecord):

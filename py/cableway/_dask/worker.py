@@ -50,7 +50,7 @@ class Served:
         task = None if worker is None else worker.state.tasks.get(key)
         return None if task is None else task.nbytes
 
-    def took(self, packed: Mapping[Key, tuple[object, Record]]) -> None:
+    def took(self, packed: Mapping[Key, tuple[object, Record | gpu_objects.GpuRecord]]) -> None:
         """These objects were packed for the first time: the worker's data become private views of the blocks, its own copies go.
 
         Objects that would not be the same afterwards stay (`same`). Runs on the event loop, as everything that changes the data.
@@ -61,6 +61,11 @@ class Served:
         fast = getattr(worker.data, "fast", worker.data)
         for key, (obj, record) in packed.items():
             if key not in fast or fast[key] is not obj:
+                continue
+            if isinstance(record, gpu_objects.GpuRecord):
+                view = gpu_objects.view_of(obj, records.name_of(key), record)
+                if view is not None:
+                    worker.data[key] = view
                 continue
             view = _view(key, record) if same.may_be_another(obj) else None
             if same.alike(obj, view):

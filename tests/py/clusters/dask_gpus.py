@@ -25,6 +25,7 @@ from dask_cluster import MIB
 from distributed import Client, LocalCluster
 from waiting import eventually
 
+import cableway as cw
 from cableway import client as connections
 from cableway._core import programs
 from cableway._dask import gpu_objects, gpus
@@ -61,6 +62,7 @@ def counted(dask_worker: Any) -> dict[str, Any]:
     gc.collect()
     return {
         "received": getattr(gpus, "count", 0),
+        "viewed": getattr(gpus, "views", 0),
         "kept": sum(e.kept.gpu_bytes for e in gpu_objects._sent.values() if e.kept is not None),
         "pid": os.getpid(),
         "seen": gpus.seen(),
@@ -69,15 +71,20 @@ def counted(dask_worker: Any) -> dict[str, Any]:
 
 def count_received() -> None:
     """Counts from now on what is received by handle."""
-    original = gpus.received
-    gpus.count = 0
+    original, views = gpus.received, gpus.viewed
+    gpus.count = gpus.views = 0
 
     def received(*arguments: Any) -> Any:
         found = original(*arguments)
         gpus.count += 1
         return found
 
-    gpus.received = received
+    def viewed(*arguments: Any) -> Any:
+        found = views(*arguments)
+        gpus.views += found is not None
+        return found
+
+    gpus.received, gpus.viewed = received, viewed
 
 
 def status() -> dict[str, Any]:
@@ -160,6 +167,61 @@ def by_handle() -> None:
         assert eventually(lambda: gpu_bytes() == 0), status()["gauges"]
 
 
+def shared() -> None:
+    """With `cableway.gpu-share` the workers of a GPU use one array, which lives as long as one of them has it."""
+    count, log = 16 * MIB // 8, Path("log").resolve()
+    with cluster("0", "0", "0", "1,0") as (client, (a, b, third, other)):
+        x = client.submit(made, count, 1.0, str(log), workers=[a], allow_other_workers=True)
+        for w in (b, third, other, a):
+            assert client.submit(total, x, workers=[w], pure=False).result() == total_of(count)
+        seen = client.run(counted)
+        assert [seen[w]["viewed"] for w in (a, b, third, other)] == [0, 1, 1, 0], seen
+        assert [seen[w]["received"] for w in (a, b, third, other)] == [0, 0, 0, 1], seen
+        assert gpu_bytes() == 16 * MIB, status()["gauges"]
+        # It is one: what a task writes the others see, and the block outlives its maker and the time for which copies are kept.
+        assert client.submit(spoiled, x, workers=[b], pure=False).result() == total_of(count)
+        for w in (a, third):
+            assert client.submit(total, x, workers=[w], pure=False).result() == 7.0 * count
+        os.kill(seen[a]["pid"], signal.SIGKILL)
+        assert eventually(lambda: a not in client.who_has(x)[x.key])
+        time.sleep(gpu_objects.KEEP_SECONDS + 3)
+        y = client.submit(same, x, workers=[b])  # another key of the same memory
+        assert client.submit(total, y, workers=[third], pure=False).result() == 7.0 * count
+        assert gpu_bytes() == 16 * MIB, status()["gauges"]
+        assert c.times_made(log) == 1
+        x.release()
+        y.release()
+        assert eventually(lambda: gpu_bytes() == 0, 30), status()["gauges"]
+
+
+def same(x: cupy.ndarray) -> cupy.ndarray:
+    """It."""
+    return x
+
+
+def in_shared_memory(count: int) -> cupy.ndarray:
+    """So many numbers in memory of the broker, as `cableway.cupy.use()` lets CuPy have it."""
+    found = cupy.asarray(cw.empty(count, "f8", device="cuda:0"))
+    found.set(np.arange(count, dtype="f8") + 1.0)
+    return found
+
+
+def shared_where_it_lies() -> None:
+    """An array that its maker has in memory of the broker is not copied at all."""
+    count = 16 * MIB // 8
+    with cluster("0", "0", "0") as (client, (a, b, third)):
+        x = client.submit(in_shared_memory, count, workers=[a])
+        for w in (b, third):
+            assert client.submit(total, x, workers=[w], pure=False).result() == total_of(count)
+        seen = client.run(counted)
+        assert [seen[w]["viewed"] for w in (a, b, third)] == [0, 1, 1], seen
+        assert gpu_bytes() == 16 * MIB, status()["gauges"]
+        client.submit(spoiled, x, workers=[third], pure=False).result()
+        assert client.submit(total, x, workers=[a], pure=False).result() == 7.0 * count
+        x.release()
+        assert eventually(lambda: gpu_bytes() == 0, 30), status()["gauges"]
+
+
 def _kinds() -> dict[str, Any]:
     """Objects of all kinds that go by handle, with numbers that differ."""
     x = np.arange(1024.0).reshape(32, 32)
@@ -197,13 +259,18 @@ def kinds() -> None:
     with cluster("0", "0") as (client, (a, b)):
         first = client.submit(made, 1 << 10, workers=[a])
         client.submit(total, first, workers=[b]).result()  # both have told of their GPUs
-        before = client.run(counted)[b]["received"]
+
+        def by_handle() -> int:
+            seen = client.run(counted)[b]
+            return int(seen["received"] + seen["viewed"])
+
+        before = by_handle()
         for name, obj in _kinds().items():
             x = client.submit(_kind, name, workers=[a])
             assert client.submit(_told, x, workers=[b]).result() == _told(obj), name
-            received = client.run(counted)[b]["received"]
-            assert received > before, name
-            before = received
+            now = by_handle()
+            assert now > before, name
+            before = now
 
 
 def maker_killed() -> None:

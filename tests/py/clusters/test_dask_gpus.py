@@ -33,6 +33,12 @@ def test_gpu_arrays_go(name, tmp_path):
     run("dask_gpus.py", name, tmp_path, environment(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["shared", "shared_where_it_lies", "kinds"])
+def test_one_array_for_a_gpu(name, tmp_path):
+    share = {"DASK_CABLEWAY__GPU_SHARE": "true", "DASK_CABLEWAY__THRESHOLD": "4 KiB"}
+    run("dask_gpus.py", name, tmp_path, {**environment(tmp_path), **share})
+
+
 def test_all_kinds_of_gpu_objects_are_as_stock_has_them(tmp_path):
     run("dask_gpus.py", "kinds", tmp_path, {**environment(tmp_path), "DASK_CABLEWAY__THRESHOLD": "4 KiB"})  # fmt: skip
 

@@ -28,6 +28,12 @@ def test_a_bad_threshold_is_named(tmp_path):
             assert f"is {parsed!r}, which is no size" in errors, errors
 
 
+def test_a_bad_setting_of_sharing_is_named(tmp_path):
+    words = [interpreter(), "-c", "import cableway.dask"]
+    _, errors = run_words(words, tmp_path, {"DASK_CABLEWAY__GPU_SHARE": "often"}, fails=True)
+    assert "DASK_CABLEWAY__GPU_SHARE" in errors and "is 'often': write true or false" in errors
+
+
 def test_shared_bytes_takes_objects(tmp_path):
     program = """
 import cableway.dask, distributed

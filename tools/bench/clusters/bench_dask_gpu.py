@@ -1,12 +1,14 @@
 """CuPy arrays from one Dask worker to another, on one GPU and between two, and when their maker is killed.
 
-    python tools/bench/clusters/bench_dask_gpu.py [--mib 1024] [--rounds 9] [--stock] [--seconds 300]
+    python tools/bench/clusters/bench_dask_gpu.py [--mib 1024] [--rounds 9] [--share [--allocator] | --stock] [--seconds 300]
 
 It needs CuPy, NumPy, Dask, and the package; with one GPU the lines of two are left out. Where Dask comes as wheels in a folder:
 `python -m pip install --no-index --find-links FOLDER --no-deps --target site FOLDER/*.whl`, and PYTHONPATH=site. Each worker sees its
 own GPU first and then the others, as dask-cuda has it. After --seconds it ends with a traceback of where it stood. A sample is one
 `get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do: of an array that was never sent (first),
-and once more (again). The raw copy is CuPy's, between the two GPUs, in a process of its own.
+and once more (again). Then eight arrays that were sent before are asked for at once, each by a request of its own: their bytes by the
+time until all are there. The raw copy is CuPy's, between the two GPUs, in a process of its own. With --share workers of a GPU use one
+array (`cableway.gpu-share`); with --allocator CuPy has its memory from cableway.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
+AT_ONCE = 8
 RAW = """
 import sys, time, cupy
 nbytes, times = int(sys.argv[1]), []
@@ -62,6 +65,13 @@ def made(mib: int, fill: float, log: str) -> Any:
     return x
 
 
+def allocate() -> None:
+    """CuPy has its memory from cableway from now on."""
+    import cableway.cupy  # noqa: PLC0415
+
+    cableway.cupy.use()
+
+
 def total(x: Any) -> float:
     """Its sum, and that it is on a GPU."""
     import cupy  # noqa: PLC0415
@@ -70,25 +80,37 @@ def total(x: Any) -> float:
     return float(x.sum())
 
 
-async def fetched(key: str, maker: str, dask_worker: Any) -> float:
-    """Milliseconds until it is here."""
+async def fetched(keys: list[str], maker: str, dask_worker: Any) -> float:
+    """Milliseconds until all are here, each asked for by itself."""
+    import asyncio  # noqa: PLC0415
+
     import cupy  # noqa: PLC0415
     from distributed.worker import get_data_from_worker  # noqa: PLC0415
 
+    rpc, own = dask_worker.rpc, dask_worker.address
     cupy.cuda.Device().synchronize()
     begin = time.perf_counter()
-    reply = await get_data_from_worker(dask_worker.rpc, [key], maker, who=dask_worker.address)
+    replies = await asyncio.gather(
+        *(get_data_from_worker(rpc, [key], maker, who=own) for key in keys)
+    )
     cupy.cuda.Device().synchronize()
     taken = (time.perf_counter() - begin) * 1000
-    assert isinstance(reply["data"][key], cupy.ndarray)
+    for key, reply in zip(keys, replies, strict=True):
+        assert isinstance(reply["data"][key], cupy.ndarray)
     return taken
 
 
 @contextlib.contextmanager
-def workers(gpus: dict[str, str], stock: bool) -> Iterator[tuple[Any, dict[str, str]]]:
+def workers(
+    gpus: dict[str, str], options: argparse.Namespace
+) -> Iterator[tuple[Any, dict[str, str]]]:
     """A client, and the address of each worker by its name; gpus: which one each sees."""
     from distributed import Client, LocalCluster  # noqa: PLC0415
 
+    settings = {
+        "DASK_CABLEWAY__GPU_KEEP": f"{2 * AT_ONCE * options.mib} MiB",
+        "DASK_CABLEWAY__GPU_SHARE": "true" if options.share else "false",
+    }
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(LocalCluster(n_workers=0, dashboard_address=None))
         for name, gpu in gpus.items():
@@ -98,11 +120,11 @@ def workers(gpus: dict[str, str], stock: bool) -> Iterator[tuple[Any, dict[str, 
                 "0",
                 "--death-timeout",
                 "20",
-                *([] if stock else ["--preload", "cableway.dask"]),
+                *([] if options.stock else ["--preload", "cableway.dask"]),
             ]
             process = subprocess.Popen(
                 [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, *words],
-                env={**os.environ, "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning", "CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+                env={**os.environ, **settings, "DASK_DISTRIBUTED__LOGGING__DISTRIBUTED": "warning", "CUDA_VISIBLE_DEVICES": gpu, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
             )  # fmt: skip
             stack.callback(process.wait)
             stack.callback(process.kill)
@@ -117,13 +139,24 @@ def workers(gpus: dict[str, str], stock: bool) -> Iterator[tuple[Any, dict[str, 
 def measured(
     client: Any, maker: str, taker: str, options: argparse.Namespace, log: str
 ) -> dict[str, float]:
-    """Medians of milliseconds, first and again."""
-    samples: dict[str, list[float]] = {"first": [], "again": []}
-    for turn in range(options.rounds + 1):  # the first one warms up
-        x = client.submit(made, options.mib, float(turn), log, workers=[maker], pure=False)
+    """Medians of milliseconds, first, again, and of several at once."""
+
+    def array(fill: float) -> Any:
+        x = client.submit(made, options.mib, fill, log, workers=[maker], pure=False)
         client.gather(client.submit(total, x, workers=[maker], pure=False))
-        for what in samples:
-            found = client.run(fetched, x.key, maker, workers=[taker])[taker]
+        return x
+
+    def taken(arrays: list[Any]) -> float:
+        keys = [x.key for x in arrays]
+        return float(client.run(fetched, keys, maker, workers=[taker])[taker])
+
+    samples: dict[str, list[float]] = {"first": [], "again": [], "at once": []}
+    several = [array(float(turn)) for turn in range(AT_ONCE)]
+    taken(several)
+    for turn in range(options.rounds + 1):  # the first one warms up
+        x = array(float(turn))
+        for what, arrays in (("first", [x]), ("again", [x]), ("at once", several)):
+            found = taken(arrays)
             say(f"round {turn}, {what}: {found:.2f} ms")
             if turn:
                 samples[what].append(found)
@@ -144,12 +177,20 @@ def killed(client: Any, places: dict[str, str], options: argparse.Namespace, log
     return f"the right sum, made {times} time{'s' * (times > 1)}"
 
 
+def row(where: str, found: dict[str, float], options: argparse.Namespace) -> str:
+    """A line of the table."""
+    speed = AT_ONCE * options.mib / 1024 / found["at once"] * 1000
+    return f"| {where} | {found['first']:.2f} | {found['again']:.2f} | {found['at once']:.2f} | {speed:.0f} |"
+
+
 def main() -> None:
     """Prints tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--stock", action="store_true", help="Dask without cableway")
+    parser.add_argument("--share", action="store_true", help="workers of a GPU use one array")
+    parser.add_argument("--allocator", action="store_true", help="cableway.cupy.use()")
     parser.add_argument("--seconds", type=float, default=300, help="after which it ends")
     options = parser.parse_args()
     faulthandler.dump_traceback_later(options.seconds, exit=True)
@@ -162,20 +203,35 @@ def main() -> None:
     first, second = ("0,1", "1,0") if two else ("0", "")
     gpus = {"a": first, "b": first, "c": first, **({"d": second} if two else {})}
     kind = "stock" if options.stock else "cableway"
-    print(f"| {options.mib} MiB, {options.rounds} rounds, {kind} | first, ms | again, ms |")
-    print("|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder, workers(gpus, options.stock) as (client, places):
+    kind += ", one array a GPU" if options.share else ""
+    kind += ", CuPy's memory from cableway" if options.allocator else ""
+    print(
+        f"| {options.mib} MiB, {options.rounds} rounds, {kind} | first, ms | again, ms | {AT_ONCE} at once, ms | GiB/s |"
+    )
+    print("|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder, workers(gpus, options) as (client, places):
         log = f"{folder}/log"
+        if options.allocator:
+            client.run(allocate)
         same = measured(client, places["a"], places["b"], options, log)
-        print(f"| one GPU | {same['first']:.2f} | {same['again']:.2f} |", flush=True)
+        print(row("one GPU", same, options), flush=True)
         rows = [("same GPU: at most 1 ms", f"{same['again']:.2f} ms", same["again"] <= 1)]
         if two:
             other = measured(client, places["a"], places["d"], options, log)
-            print(f"| two GPUs | {other['first']:.2f} | {other['again']:.2f} |", flush=True)
+            print(row("two GPUs", other, options), flush=True)
             words = [sys.executable, "-c", RAW, str(options.mib * MIB)]
             raw = float(subprocess.run(words, capture_output=True, check=True, text=True).stdout)
-            part = raw / other["again"]
-            rows.append(("other GPU: at least 0.9 of a raw copy", f"{part:.2f} ({raw:.2f} ms)", part >= 0.9))  # fmt: skip
+            for what, part in (
+                ("one array", raw / other["again"]),
+                (f"{AT_ONCE} at once", AT_ONCE * raw / other["at once"]),
+            ):
+                rows.append(
+                    (
+                        f"other GPU: at least 0.9 of a raw copy, {what}",
+                        f"{part:.2f} ({raw:.2f} ms)",
+                        part >= 0.9,
+                    )
+                )
         say("the maker is killed")
         found = killed(client, places, options, log)
         rows.append(("the producer is killed", found, found.endswith("made 1 time")))

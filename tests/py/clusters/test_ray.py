@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
+import guide_blocks
 import pytest
 from dask_runs import interpreter
 from ray_runs import PLACE, run
@@ -30,3 +31,10 @@ def test_ray_has_tensors(name, tmp_path):
     if subprocess.run([interpreter(PLACE), "-c", "import torch"], capture_output=True).returncode:
         pytest.skip("PyTorch is not installed in the environment of Ray")
     assert run("ray_torch.py", tmp_path, name).endswith("well\n")
+
+
+def test_the_guides_program_prints_what_the_page_says(tmp_path):
+    (block,) = [b for b in guide_blocks.blocks("python") if b.page == "docs/guide/ray.md"]
+    program = tmp_path / "program.py"
+    program.write_text(block.code)
+    assert run(program, tmp_path) == block.output

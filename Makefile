@@ -104,7 +104,7 @@ help:
 	@echo "make wheel            $(BUILD)/dist/*.whl, checked with auditwheel and in an empty environment"
 	@echo "make deb              $(BUILD)/deb/*.deb, the programs and the library without Python, checked with lintian where it is installed"
 	@echo "make faults           each call site of the broker, the library and the package fails once (FAULTS='--role client')"
-	@echo "make lint asan tsan fuzz soak bench bench-bridge bench-dask bench-dask-nodes dask-suites test-pythons clean"
+	@echo "make lint asan tsan fuzz soak bench bench-bridge bench-dask bench-dask-nodes bench-ray dask-suites test-pythons clean"
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -317,6 +317,11 @@ bench-dask: $(DASK)
 bench-dask-nodes: $(DASK)
 	@folder=$$(mktemp -d) && PATH=$(abspath $(BUILD))/dask/bin:$$PATH DASK_TEMPORARY_DIRECTORY=$$folder \
 	    python tools/bench/clusters/bench_dask_nodes.py $(BENCH_DASK); code=$$?; rm -r $$folder; exit $$code
+# Arrays from one actor of Ray to another. For those of PyTorch, too: build/ray/bin/pip install torch. BENCH_RAY: options.
+bench-ray: $(RAY)
+	@folder=$$(mktemp -d) && CABLEWAY_DIR=$$folder PATH=$(abspath $(BUILD))/ray/bin:$$PATH RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=disabled \
+	    python tools/bench/clusters/bench_ray.py $(BENCH_RAY); code=$$?; \
+	CABLEWAY_DIR=$$folder $(BUILD)/ray/bin/cableway stop --yes --force >/dev/null; rm -r $$folder; exit $$code
 # distributed's own tests with cableway and with stock Dask, in one run. CHECKOUT: a checkout of github.com/dask/distributed of about
 # the version in tools/requirements/dask.txt; SUITES: test files, all those of dask_suite.py by default.
 dask-suites: $(DASK_SUITES)
@@ -407,6 +412,6 @@ clean:
 print-%:
 	@echo '$($*)'
 -include $(wildcard $(foreach d,* */* */*/* */*/*/*,$(BUILD)/$(d).d))
-.PHONY: all help always nodes1000 faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-dask bench-dask-nodes dask-suites bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
+.PHONY: all help always nodes1000 faults faults-programs test test-more test-fresh test-c test-py test-gpu bench-gpu sanitize-gpu test-programs test-pythons fuzz soak asan tsan sanitized bench bench-bridge bench-dask bench-dask-nodes bench-ray dask-suites bench-bridge-run bench-programs bench-run demo demo-run demo-gpu-deps \
         docs lint install deb deb-made wheel clean fuzzers
 .DEFAULT_GOAL := all

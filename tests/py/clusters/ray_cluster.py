@@ -15,6 +15,7 @@ import numpy as np
 import ray
 
 import cableway.ray
+from cableway import client
 from cableway._core import programs
 
 MIB = 1 << 20
@@ -103,7 +104,8 @@ def stored() -> int:
 
 
 def used() -> int:
-    """Bytes of shared memory that the broker has given out."""
+    """Bytes of shared memory that the broker has given out. Starts one if none runs."""
+    client.current()
     done = subprocess.run(
         [programs.path("cableway"), "status", "--json"], capture_output=True, check=True
     )

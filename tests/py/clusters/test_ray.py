@@ -1,9 +1,13 @@
-"""cableway.ray: values, one copy a node, and who may write. Each test is a function of ray_programs.py. Runs in `make test-more`."""
+"""cableway.ray: values, one copy a node, and who may write. Each test is a function of ray_programs.py or ray_torch.py. Runs in `make test-more`."""
 
 from __future__ import annotations
 
+import subprocess
+
+import guide_blocks
 import pytest
-from ray_runs import run
+from dask_runs import interpreter
+from ray_runs import PLACE, run
 
 
 @pytest.mark.parametrize(
@@ -20,3 +24,17 @@ from ray_runs import run
 )
 def test_ray_has(name, environment, tmp_path):
     assert run("ray_programs.py", tmp_path, name, environment=environment).endswith("well\n")
+
+
+@pytest.mark.parametrize("name", ["values", "beside_gloo"])
+def test_ray_has_tensors(name, tmp_path):
+    if subprocess.run([interpreter(PLACE), "-c", "import torch"], capture_output=True).returncode:
+        pytest.skip("PyTorch is not installed in the environment of Ray")
+    assert run("ray_torch.py", tmp_path, name).endswith("well\n")
+
+
+def test_the_guides_program_prints_what_the_page_says(tmp_path):
+    (block,) = [b for b in guide_blocks.blocks("python") if b.page == "docs/guide/ray.md"]
+    program = tmp_path / "program.py"
+    program.write_text(block.code)
+    assert run(program, tmp_path) == block.output

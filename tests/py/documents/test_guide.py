@@ -50,6 +50,8 @@ RUN_ELSEWHERE = {
     "docs/guide/several-machines.md: cableway keygen --node alice": "test_bridge_two_users.py",
     "docs/guide/dask.md: pip install 'cableway[dask]'": "`make build/dask/made.stamp` installs it so, and the wheel of this build",
     "docs/guide/dask.md: dask scheduler --preload cableway.dask": "clusters/test_dask_limits.py starts such a worker",
+    "docs/guide/ray.md: pip install 'cableway[ray]'": "`make build/ray/made.stamp` installs it so, and the wheel of this build",
+    "docs/guide/ray.md: @ray.remote": "clusters/test_ray.py, since Ray takes seconds to start",
     "docs/guide/slurm.md: srun python train.py": "it needs SLURM; test_bridge_slurm.py has a stand-in for srun",
     "docs/guide/slurm.md: set -eu": "test_bridge_slurm.py, as docs/examples/bridge/two_nodes.sbatch",
 }

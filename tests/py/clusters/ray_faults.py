@@ -1,0 +1,133 @@
+"""What cableway.ray promises when processes are killed. Runs in the environment of Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import numpy as np
+import ray
+import ray_cluster
+from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, kill, used
+
+from cableway import client
+
+ROUNDS = int(os.environ.get("CABLEWAY_TEST_RAY_ROUNDS", "5"))
+
+
+def get(reference: Any) -> Any:
+    return ray.get(reference, timeout=SECONDS)
+
+
+def maker_killed() -> None:
+    """Whoever has the reference goes on without the actor that made the arrays: at once, and for new readers."""
+    reader = Reader.remote()
+    assert get(reader.pid.remote())
+    before = used()
+    for fill in range(ROUNDS):
+        maker = Maker.remote()
+        some = [maker.ones.remote(16, float(fill)), maker.call.remote(lambda: [np.ones(MIB)] * 2)]
+        ray.wait(some, num_returns=2, timeout=SECONDS)
+        kill(maker)
+        assert get(reader.total.remote(some[0])) == 2 * MIB * fill
+        assert get(some[0]).sum() == 2 * MIB * fill
+        late = Reader.remote()
+        assert (
+            get(late.call.remote(lambda two: float(two[0].sum() + two[1].sum()), some[1]))
+            == 2 * MIB
+        )
+        kill(late)
+        del some
+        assert eventually(lambda: used() <= before), used()
+
+
+def reader_killed() -> None:
+    """Nothing is lost for others, and nothing leaks."""
+    maker = Maker.remote()
+    get(maker.pid.remote())
+    before = used()
+    for fill in range(ROUNDS):
+        x = maker.ones.remote(16, float(fill))
+        dying, other = Reader.remote(), Reader.remote()
+        assert get(dying.keep.remote(x)) == 16 * MIB
+        kill(dying)
+        assert get(other.total.remote(x)) == 2 * MIB * fill
+        del x
+        assert eventually(lambda: used() <= before), used()
+        kill(other)
+
+
+def owner_killed() -> None:
+    """An actor that called another's method and dies: what it had called for is free."""
+    maker = Maker.remote()
+    get(maker.pid.remote())
+    before = used()
+    for _ in range(ROUNDS):
+        owner = Reader.remote()
+
+        def calls(maker: Any) -> float:
+            import builtins
+
+            builtins.x = maker.ones.remote(16)  # type: ignore[attr-defined]
+            return float(ray.get(builtins.x).sum())  # type: ignore[attr-defined]
+
+        assert get(owner.call.remote(calls, maker)) == 2 * MIB
+        assert used() - before >= 16 * MIB
+        kill(owner)
+        reader = Reader.remote()
+        assert get(reader.total.remote(maker.ones.remote(8))) == MIB
+
+
+def broker_killed() -> None:
+    """Results are right, nobody hangs, and the next broker shares again."""
+    for fill in range(1, ROUNDS + 1):
+        maker, (first, second) = Maker.remote(), (Reader.remote(), Reader.remote())
+        x = maker.ones.remote(16, float(fill))
+        assert get(first.keep.remote(x)) == 16 * MIB
+        os.kill(client.current().broker_pid, signal.SIGKILL)
+        assert get(first.kept_total.remote()) == 2 * MIB * fill
+        assert get(second.total.remote(x)) == 2 * MIB * fill
+        assert get(x).sum() == 2 * MIB * fill
+        assert get(second.total.remote(first.twice.remote(x))) == 4 * MIB * fill
+
+        def shares(maker: Any = maker, second: Any = second) -> bool:
+            return bool(get(second.keep.remote(maker.ones.remote(8))) == 8 * MIB)
+
+        assert eventually(shares)
+        y = maker.ones.remote(8)
+        os.kill(client.current().broker_pid, signal.SIGKILL)
+        assert get(second.total.remote(y)) == MIB
+        # without a broker whose arrays these are, and without their actor: an error, and at once
+        kill(maker)
+        start = time.monotonic()
+        try:
+            get(second.total.remote(x))
+            raise AssertionError("the arrays are gone")
+        except ray.exceptions.RayTaskError as error:
+            assert "the actor that made them did not send them" in str(error), error
+        assert time.monotonic() - start < SECONDS / 2
+        assert get(second.pid.remote())
+        for actor in (first, second):
+            kill(actor)
+
+
+def no_broker() -> None:
+    """A setting with which none can be reached: all goes through Ray's object store."""
+    maker, reader = Maker.remote(), Reader.remote()
+    x = maker.ones.remote(16)
+    assert get(reader.keep.remote(x)) == 0
+    assert get(reader.spoil.remote(x)) == 14 * MIB
+    assert get(x).sum() == 2 * MIB
+    put = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
+    assert get(reader.total.remote(put)) == MIB == get(put).sum()
+
+
+if __name__ == "__main__":
+    ray_cluster.main(
+        {
+            f.__name__: f
+            for f in (maker_killed, reader_killed, owner_killed, broker_killed, no_broker)
+        }
+    )

@@ -1,0 +1,17 @@
+"""cableway.ray when processes are killed. Each test is a function of ray_faults.py. Runs in `make test-more`."""
+
+from __future__ import annotations
+
+import pytest
+from ray_runs import run
+
+
+@pytest.mark.parametrize("name", ["maker_killed", "reader_killed", "owner_killed", "broker_killed"])
+def test_ray_lives_through(name, tmp_path):
+    printed = run("ray_faults.py", tmp_path, name, environment={"CABLEWAY_CACHE_BYTES": "0"})
+    assert printed.endswith("well\n")
+
+
+def test_ray_without_a_broker_uses_its_own_store(tmp_path):
+    environment = {"CABLEWAY_DIR": "/nonexistent/folder"}
+    assert run("ray_faults.py", tmp_path, "no_broker", environment=environment).endswith("well\n")

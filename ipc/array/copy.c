@@ -96,7 +96,7 @@ static int copy_on(const struct job *job, void *stream, bool waits) {
 static int copy_and_wait(const struct job *job) {
     char text[CW_DETAIL_MAX];
     struct cw_gpu *gpu;
-    int code = cw_gpu_get(job->from.gpu >= 0 ? job->from.gpu : job->to.gpu, &gpu);
+    int code = cw_gpu_get(cw_copy_gpu(&job->to, &job->from), &gpu);
     if (code == 0 && job->source)
         code = cw_unpinned_await(job->source, false, -1);
     if (code == 0 && job->target)

@@ -179,6 +179,12 @@ static int copy_by_mover(const struct cw_copy_end *target, const struct cw_copy_
                               source->offset_bytes, size_bytes);
 }
 
+int cw_copy_gpu(const struct cw_copy_end *target, const struct cw_copy_end *source) {
+    if (target->gpu < 0 || source->gpu < 0)
+        return target->gpu < 0 ? source->gpu : target->gpu;
+    return target->mapping ? source->gpu : target->gpu;
+}
+
 static bool admits(const struct cw_gpu *gpu, const struct cw_copy_end *end) {
     const struct cw_gpu *memory;
     if (end->mapping)
@@ -200,7 +206,7 @@ static int copy_gpus(cw_client *client, const struct cw_copy_end *target,
         return copy_by_mover(target, source, size_bytes, stream);
     if (wish != CW_WISH_NONE)
         return copy_staged(client, target, source, size_bytes, stream);
-    code = enter_stream(source->gpu, stream, &on);
+    code = enter_stream(cw_copy_gpu(target, source), stream, &on);
     if (code)
         return code;
     if (!admits(on.gpu, source) || !admits(on.gpu, target)) {

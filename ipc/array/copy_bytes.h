@@ -3,7 +3,8 @@
  *
  *   host      both ends in host memory
  *   same      within one GPU
- *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull)
+ *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull), but of
+ *             the target where that is somebody else's memory: it may be open to its own GPU alone
  *   in, out   between host memory and a GPU. Our slabs are registered with CUDA at the first copy
  *             of a MiB and stay registered: copies are then three times as fast
  *   staged    GPU to GPU where the hardware has no direct route: through host memory (staging.h).
@@ -39,6 +40,9 @@ struct cw_copy_end {
 };
 
 struct cw_copy_end cw_copy_end_of(cw_array *array, uint64_t offset_bytes);
+
+/* The GPU that copies where no stream of the caller's says; one of both ends lies on one. */
+int cw_copy_gpu(const struct cw_copy_end *target, const struct cw_copy_end *source);
 
 /* ---- in no order with anybody ---- */
 

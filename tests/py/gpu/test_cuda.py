@@ -332,3 +332,27 @@ def test_an_array_on_a_hidden_gpu_can_be_copied(script):
         subprocess.run([sys.executable, "-c", masked], check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": "0"})
         assert (w.to("cpu").numpy() == x).all()
     """)
+
+
+@two
+def test_an_array_is_copied_to_memory_that_its_own_gpu_alone_reaches(script):
+    text = """
+        import sys
+        import numpy as np, cableway as cw
+        from cableway._core.library import check, ffi, lib
+        from cableway._cuda import allocator_hooks
+        values = np.random.default_rng(3).random(1 << 20)
+        source, target = map(int, sys.argv[1:])
+        # As libraries map it, PyTorch's expandable segments for one: open to the GPUs that are in use by then, to no other.
+        allocator_hooks.begin()
+        address = allocator_hooks.allocate(values.nbytes, target)
+        memory = ffi.cast("void *", address)
+        x = cw.asarray(values, device=f"cuda:{source}")
+        check(lib.cw_array_copy_out(x._open_lease().pointer, 0, memory, target, values.nbytes, ffi.NULL))
+        y = cw.zeros(values.size, device=f"cuda:{source}")
+        check(lib.cw_array_copy_in(y._open_lease().pointer, 0, memory, target, values.nbytes, ffi.NULL))
+        assert (y.to("cpu").numpy() == values).all()
+        allocator_hooks.free(address, target)
+    """
+    for gpus in (("0", "1"), ("1", "0"), ("1", "1")):
+        script(text, *gpus)

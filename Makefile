@@ -285,7 +285,7 @@ tsan: $(PACKAGE) $(VENV)/deps-test.stamp
 # The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
 # Python that is run with -I or in an environment of its own.
 sanitized:
-	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv)
+	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv && ln -sf $(abspath $(BUILD))/cableway $(BUILD)/venv/bin/)
 	@$(if $(SANITIZED_PY),$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
 	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/cableway.pth")
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/cableway-bridge) || built=build:/bin/false; \

@@ -926,9 +926,10 @@ int cw_array_reading_end(cw_array *array, void *stream);
  * which is what the GPU's time goes into. No deadlock with whoever begins on some of the same
  * arrays in one call, in whatever order. An array that is given twice, or parts of one, count once
  * (writing, if one is). Host arrays: nothing to be done for them. *out is ended once, by
- * cw_work_end(); until then the arrays stay open. NULL as work: nothing to be ended. On failure
- * nothing was begun.
+ * cw_work_end(); until then the arrays stay open. NULL as work: nothing to be ended. At most
+ * CW_USES_MAX. On failure nothing was begun.
  */
+#define CW_USES_MAX (2u * CW_PAIRS_MAX)
 typedef struct cw_use {
     cw_array *array;
     int writing; /* else it is read */

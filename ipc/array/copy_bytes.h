@@ -3,8 +3,8 @@
  *
  *   host      both ends in host memory
  *   same      within one GPU
- *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull), but of
- *             the target where that is somebody else's memory: it may be open to its own GPU alone
+ *   peer      GPU to GPU, by the copy engine of the source (a push is 7 us cheaper than a pull);
+ *             of the target where that is somebody else's memory, open to its GPU alone perhaps
  *   in, out   between host memory and a GPU. Our slabs are registered with CUDA at the first copy
  *             of a MiB and stay registered: copies are then three times as fast
  *   staged    GPU to GPU where the hardware has no direct route: through host memory (staging.h).

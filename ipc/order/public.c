@@ -170,6 +170,9 @@ int cw_work_begin(const cw_use *given, uint32_t count, void *stream, int64_t tim
     if (!out || (count && !given))
         return cw_fail(-EINVAL, "arrays and a place for the work are needed, NULL was given");
     *out = NULL;
+    if (count > CW_USES_MAX)
+        return cw_fail(-EINVAL, "%u arrays for one piece of work, %u are the most", count,
+                       CW_USES_MAX);
     if (count == 0)
         return 0;
     int code = pin_all(given, count);

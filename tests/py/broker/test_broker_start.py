@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from cli_support import broker_pid, run
 
+if os.environ.get("CABLEWAY_ASAN"):
+    pytest.skip("a sanitizer needs more memory than the starter may have", allow_module_level=True)
+
 STARTER = """
 import ctypes, os, resource, signal, sys
 soft = {resource.RLIMIT_CPU: 2, resource.RLIMIT_NOFILE: 64, resource.RLIMIT_FSIZE: 100 << 20,

@@ -56,6 +56,7 @@ class Browser:
         self.process = subprocess.Popen(
             [*command, "about:blank"], preexec_fn=renumber, pass_fds=_FDS, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},  # of a sanitizer
         )  # fmt: skip
         for fd in (reads, writes, *high):
             os.close(fd)

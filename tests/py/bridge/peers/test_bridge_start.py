@@ -70,6 +70,7 @@ def test_it_listens_when_the_command_returns(alone: Alone, port: int, form: str)
     assert accepts(port)
 
 
+@pytest.mark.skipif("CABLEWAY_ASAN" in os.environ, reason="a sanitizer needs more addresses")
 def test_the_bridge_has_nothing_of_its_brokers_starter(alone: Alone, port: int) -> None:
     """Neither limits, nor priority, nor what changes how programs run: it serves all, as the broker does."""
     broker = bridge_support.program("cablewayd")

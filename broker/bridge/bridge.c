@@ -150,7 +150,7 @@ int cwb_bridge_init(struct cwb_bridge *bridge, const struct cwb_options *options
     int code = cw_connect(options->broker_socket, "", CW_CONNECT_NO_START, &bridge->client);
     if (code == 0) {
         bridge->client->host_only = true;
-        code = cwb_io_new(options->use_epoll, &bridge->loop.io, &why);
+        code = cwb_io_new(options->use_epoll, false, &bridge->loop.io, &why);
     }
     if (code == 0 && *why)
         cwb_log("%s", why);

@@ -30,7 +30,7 @@ static void set(json_t *out, const char *key, const char *text) {
 static void look_at_sockets(json_t *out) {
     const char *engine = secure_getenv("CABLEWAY_BRIDGE_EPOLL"), *why = "";
     struct cwb_io *io;
-    bool failed = cwb_io_new(engine && *engine, &io, &why) != 0;
+    bool failed = cwb_io_new(engine && *engine, false, &io, &why) != 0;
     set(out, "sockets", failed ? NULL : cwb_io_kind(io));
     set(out, "sockets_why", failed ? cw_detail() : why);
     if (!failed)

@@ -36,6 +36,7 @@
 #include "broker/bridge/wire/checksum.h"
 #include "broker/bridge/wire/frame.h"
 #include "broker/bridge/wire/wire.h"
+#include "ipc/array/first_touch.h"
 
 #define WINDOW  16u
 #define LOOK_NS 1000000000 /* between looks at who brings nothing */
@@ -267,6 +268,7 @@ void cwb_download_begin(struct cwb_download *download, uint64_t run) {
     struct cwb_link *link = cwb_peer_link(download->peer);
     struct cwb_download_state *state = calloc(1, sizeof *state);
     cw_array *lease = NULL;
+    bool fresh = cw_fresh_take(download->array);
     /* Streams may still write when the download was given up: the memory must stay for them. */
     bool is_spread = download->size_bytes >= CWB_STREAM_BYTES &&
                      download->bridge->options.streams > 1 &&
@@ -290,6 +292,7 @@ void cwb_download_begin(struct cwb_download *download, uint64_t run) {
     DL_APPEND2(download->bridge->downloads, state, all_prev, all_next);
     state->is_spread = is_spread;
     state->plan = plan;
+    plan->fresh = fresh;
     state->plan->progress_bytes = download->on_progress ? download->progress_bytes : 0;
     state->plan->on_told = on_told;
     state->plan->owner = state;

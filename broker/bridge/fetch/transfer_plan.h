@@ -46,6 +46,7 @@ struct cwb_transfer_plan {
     uint64_t progress_bytes; /* on_told also when so many more are hashed; 0: it is not */
     uint32_t chunk_bytes;
     uint8_t *bytes;
+    bool fresh;      /* nobody has written its memory yet, as far as is known */
     cw_array *lease; /* NULL: the owner's lease does */
     struct cwb_sum *sum;
     /* under lock */

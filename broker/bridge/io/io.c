@@ -11,9 +11,9 @@
 
 #define TLS_ADDS_BYTES 1024u
 
-int cwb_io_new(bool use_epoll, struct cwb_io **out, const char **why) {
+int cwb_io_new(bool use_epoll, bool bulk, struct cwb_io **out, const char **why) {
     *why = "";
-    if (!use_epoll && cwb_uring_new(out, why) == 0)
+    if (!use_epoll && cwb_uring_new(bulk, out, why) == 0)
         return 0;
     return cwb_epoll_new(out);
 }

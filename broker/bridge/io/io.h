@@ -46,9 +46,9 @@ struct cwb_watch { /* a descriptor that may be read again and again; the callbac
     void (*on_ready)(struct cwb_watch *);
 };
 
-/* use_epoll: do not try io_uring. *why: "" or one line that says why it is epoll; valid for ever.
- * 0 or a negative code. */
-int cwb_io_new(bool use_epoll, struct cwb_io **out, const char **why);
+/* use_epoll: do not try io_uring. bulk: for few sockets, over which much comes. *why: "" or one
+ * line that says why it is epoll; valid for ever. 0 or a negative code. */
+int cwb_io_new(bool use_epoll, bool bulk, struct cwb_io **out, const char **why);
 /* All sockets are closed. */
 void cwb_io_free(struct cwb_io *io);
 /* "io_uring" or "epoll". */

@@ -52,7 +52,7 @@ static void on_notes(struct cwb_watch *watch) {
 
 static int begin(struct cwb_io_thread *io_thread) {
     const char *why;
-    int code = cwb_io_new(io_thread->box->use_epoll, &io_thread->loop.io, &why);
+    int code = cwb_io_new(io_thread->box->use_epoll, true, &io_thread->loop.io, &why);
     return code ? code : cwb_io_watch(io_thread->loop.io, &io_thread->box->watch);
 }
 

@@ -23,7 +23,8 @@
 #include "shm/base/wait.h"
 
 #define ENTRIES      256u
-#define BUFFERS      64u /* a power of two */
+#define BUFFERS      64u /* a power of two, as the next one */
+#define BULK_BUFFERS 16u /* 1 MiB: the kernel takes them in turn, and all are to stay in L2 */
 #define BUFFER_BYTES (64u << 10)
 #define FILES        1024u
 #define GROUP        0
@@ -37,7 +38,8 @@ struct uring_io {
     struct cwb_io io;
     struct io_uring ring;
     struct io_uring_buf_ring *provided;
-    uint8_t *buffers; /* BUFFERS of BUFFER_BYTES */
+    uint8_t *buffers; /* buffer_count of BUFFER_BYTES */
+    uint32_t buffer_count;
     uint32_t free_slots[FILES];
     uint32_t free_count;
 };
@@ -66,7 +68,7 @@ static void use_slot(struct io_uring_sqe *sqe, const struct cwb_socket *socket) 
 
 static void give_buffer(struct uring_io *u, uint32_t id) {
     io_uring_buf_ring_add(u->provided, u->buffers + (size_t)id * BUFFER_BYTES, BUFFER_BYTES,
-                          (unsigned short)id, io_uring_buf_ring_mask(BUFFERS), 0);
+                          (unsigned short)id, io_uring_buf_ring_mask(u->buffer_count), 0);
     io_uring_buf_ring_advance(u->provided, 1);
 }
 
@@ -310,19 +312,20 @@ static bool multishot_works(struct uring_io *u) {
 }
 
 static int provide(struct uring_io *u) {
-    size_t ring_bytes = BUFFERS * sizeof(struct io_uring_buf);
-    u->buffers = aligned_alloc(4096, (size_t)BUFFERS * BUFFER_BYTES);
+    size_t ring_bytes = u->buffer_count * sizeof(struct io_uring_buf);
+    u->buffers = aligned_alloc(4096, (size_t)u->buffer_count * BUFFER_BYTES);
     u->provided = aligned_alloc(4096, ring_bytes > 4096 ? ring_bytes : 4096);
     if (!u->buffers || !u->provided)
         return -ENOMEM;
     memset(u->provided, 0, ring_bytes);
-    struct io_uring_buf_reg reg = {
-        .ring_addr = (uint64_t)(uintptr_t)u->provided, .ring_entries = BUFFERS, .bgid = GROUP};
+    struct io_uring_buf_reg reg = {.ring_addr = (uint64_t)(uintptr_t)u->provided,
+                                   .ring_entries = u->buffer_count,
+                                   .bgid = GROUP};
     int code = io_uring_register_buf_ring(&u->ring, &reg, 0);
     if (code)
         return code;
     io_uring_buf_ring_init(u->provided);
-    for (uint32_t id = 0; id < BUFFERS; id++)
+    for (uint32_t id = 0; id < u->buffer_count; id++)
         give_buffer(u, id);
     if (io_uring_register_files_sparse(&u->ring, FILES) == 0)
         for (uint32_t slot = FILES; slot-- > 0;)
@@ -330,7 +333,7 @@ static int provide(struct uring_io *u) {
     return multishot_works(u) ? 0 : -EOPNOTSUPP;
 }
 
-int cwb_uring_new(struct cwb_io **out, const char **why) {
+int cwb_uring_new(bool bulk, struct cwb_io **out, const char **why) {
     static const unsigned flags[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
                                      IORING_SETUP_COOP_TASKRUN, 0};
     /* *why outlives this call, which has no io to keep it in: each stream's thread makes one, too
@@ -342,6 +345,7 @@ int cwb_uring_new(struct cwb_io **out, const char **why) {
         return cwb_no_memory("its sockets");
     }
     u->io.engine = &engine;
+    u->buffer_count = bulk ? BULK_BUFFERS : BUFFERS;
     int code = -EINVAL;
     for (unsigned i = 0; i < sizeof flags / sizeof *flags && code == -EINVAL; i++)
         code = io_uring_queue_init(ENTRIES, &u->ring, flags[i] | IORING_SETUP_CLAMP);

@@ -94,6 +94,7 @@ static int on_data(struct cwb_wire *wire, const struct cwb_frame *frame, uint8_t
     if (!ask || memcmp(&ask->read, &frame->read, sizeof ask->read) != 0)
         return cw_fail(-EPROTO, "bytes of an array came that were not asked for");
     *target = cwb_transfer_plan_target(ask->plan, &ask->read);
+    wire->mapped = !ask->plan->fresh;
     return 0;
 }
 

@@ -398,8 +398,9 @@ int cwb_tls_shake(struct cwb_tls_end *end) {
 
 int cwb_tls_read(struct cwb_tls_end *end, void *buffer, uint32_t room) {
     if (end->in_left == 0 && !SSL_has_pending(end->ssl))
-        return 0; /* what SSL_read would find out at length */
-    ERR_clear_error();
+        return 0;         /* what SSL_read would find out at length */
+    if (ERR_peek_error()) /* to clear what is empty costs more, and this is done for each record */
+        ERR_clear_error();
     int result = SSL_read(end->ssl, buffer, room < INT_MAX ? (int)room : INT_MAX);
     return result > 0 ? result : outcome(end, result);
 }

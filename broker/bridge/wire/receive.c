@@ -38,8 +38,9 @@ static int take_frame(struct cwb_wire *wire) {
 }
 
 /* The pages of new memory come in one call, and not by a fault for each 4 KiB, which took a tenth
- * of the CPU of a transfer. The kernel may refuse (before Linux 5.14, or without memory): then they
- * come by faults, as they would have. */
+ * of the CPU of a transfer; to look for those that are there already took a fortieth. The kernel
+ * may refuse (before Linux 5.14, or without memory): then they come by faults, as they would have.
+ */
 static void populate(uint8_t *target, uint32_t size_bytes) {
     uintptr_t begin = (uintptr_t)target & ~(uintptr_t)(PAGE_BYTES - 1);
     if (size_bytes >= POPULATE_BYTES)
@@ -54,7 +55,7 @@ static int begin_data(struct cwb_wire *wire) {
         code = wire->calls->on_data(wire, &frame, &wire->target);
     if (code)
         return code;
-    if (wire->target)
+    if (wire->target && !wire->mapped)
         populate(wire->target, frame.read.length_bytes);
     wire->in_data = true;
     wire->data_need = frame.read.length_bytes;

@@ -92,6 +92,7 @@ struct cwb_wire {
     uint32_t body_need, body_have;
     bool in_data;
     uint8_t *target; /* of the data that are coming */
+    bool mapped;     /* on_data says that its pages are there, as far as is known */
     uint32_t data_need, data_have;
 
     /* sending */

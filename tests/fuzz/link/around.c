@@ -68,7 +68,7 @@ static void ready(struct cwb_io *io, struct cwb_socket *socket) {
     io->ready = socket;
 }
 
-int cwb_io_new(bool use_epoll, struct cwb_io **out, const char **why) {
+int cwb_io_new(bool use_epoll, bool bulk, struct cwb_io **out, const char **why) {
     (void)use_epoll;
     *why = "";
     *out = calloc(1, sizeof **out);
@@ -456,7 +456,7 @@ struct cwb_peer *around_begin(struct cwb_bridge *bridge) {
     promise(cwb_tls_new(world.folder, 0, &bridge->tls) == 0);
     pthread_mutex_init(&bridge->uploads_lock, NULL);
     cwb_spin_init(&bridge->spin, 1);
-    promise(cwb_io_new(true, &bridge->loop.io, &why) == 0);
+    promise(cwb_io_new(true, false, &bridge->loop.io, &why) == 0);
     promise(cwb_helpers_new(bridge->loop.io, "", 1, &bridge->helpers) == 0);
     bridge->resolver_helpers = bridge->mover_helpers = bridge->broker_helpers =
         bridge->memory_helpers = bridge->helpers;

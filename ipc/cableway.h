@@ -1177,7 +1177,8 @@ typedef struct cw_group_options {
     int64_t timeout_ns;                /* for joining, and then for each operation; < 0: for ever */
     int (*interrupted)(void *context); /* NULL: signals end nothing */
     void *context;
-    uint64_t reserved[4];
+    int64_t spent_ns; /* so much of the time for joining is over already */
+    uint64_t reserved[3];
 } cw_group_options;
 
 enum cw_group_reason {

@@ -160,9 +160,8 @@ static int look(cw_client *client, const struct wish *wish, uint32_t flags, int6
                    : ask_bridge(client, wish, &placed, &placed_bytes, left_ns);
         if (code == -ETIMEDOUT)
             return cw_fail(code,
-                           "the array did not arrive from its node in %.3f s: the transfer goes on "
-                           "if it can, so ask again",
-                           (double)timeout_ns / 1e9);
+                           "the array did not arrive from its node in time: the transfer goes on "
+                           "if it can, so ask again");
         if (code == -EDQUOT && wish->at != wish->key && room_tries-- && cw_slabs_sweep(client))
             continue; /* the GPU was full of what we had mapped last */
         if (code == 0 && placed_bytes > sizeof placed.head)

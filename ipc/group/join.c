@@ -331,6 +331,8 @@ int cw_group_join(cw_client *client, const char *name, uint32_t size, int32_t ra
     group->timeout_ns = given->timeout_ns;
     group->check = given->interrupted;
     group->context = given->context;
+    if (given->spent_ns > 0 && given->timeout_ns > 0)
+        group->end_ns = cw_end_ns(cw_now_ns() - given->spent_ns, given->timeout_ns);
     snprintf(group->name, sizeof group->name, "%s", name);
     cw_kernels_load_started(); /* before anybody waits for us (gpu_reduce.c) */
     int64_t before = cw_socket_limit(cw_group_broker_ns(group));

@@ -230,7 +230,15 @@ def raise_later(error: BaseException, /) -> None: ...
 
 class GroupEnd:
     def __init__(
-        self, client: int, name: str, size: int, rank: int, timeout_ns: int, stop: int = 0, /
+        self,
+        client: int,
+        name: str,
+        size: int,
+        rank: int,
+        timeout_ns: int,
+        stop: int = 0,
+        spent_ns: int = 0,
+        /,
     ) -> None: ...
     def set_timeout(self, timeout_ns: int, /) -> None: ...
     def barrier(self) -> None: ...

@@ -108,15 +108,15 @@ class Group(PointToPoint):
         members, number = environment.checked(name, size, rank)
         limit_ns, begun_ns = _nanoseconds(timeout), time.monotonic_ns()
         connection = client.current(limit_ns or -1)
-        if limit_ns > 0:
-            limit_ns = max(0, limit_ns - (time.monotonic_ns() - begun_ns))
+        spent_ns = time.monotonic_ns() - begun_ns
         self.name = name
         self._timeout = timeout
         self._pid = os.getpid()
         self._watches: list[nccl.Watch] = []
         weakref.finalize(self, nccl.stop, self._watches)
-        self._end = _dispatch.GroupEnd(connection.number, name, members, number, limit_ns, stop)
-        self._end.set_timeout(_nanoseconds(timeout))
+        self._end = _dispatch.GroupEnd(
+            connection.number, name, members, number, limit_ns, stop, spent_ns
+        )
         self._calls = Calls(self._end)
         self._box = Mailbox(self._calls, timeout)
 

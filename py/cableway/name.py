@@ -26,7 +26,7 @@ from cableway import array as arrays
 from cableway._core.arguments import flag, name_bytes, optional_flag
 from cableway._core.deadlines import Retries, deadline, left_ns, slice_ns
 from cableway._core.leases import Lease, lease_once
-from cableway._core.library import check, failure, ffi, lib
+from cableway._core.library import check, failure, failure_within, ffi, lib
 from cableway._cuda import hidden_gpus
 from cableway.array import Array
 from cableway.device import name_of, resolve, terminated
@@ -354,7 +354,7 @@ def _version(
     if version is None and timeout != 0:
         end = deadline(timeout)
         tree.wait_after(_checked(name), 0, timeout)
-    return tree.get(_checked(name), version, places, end, swappable=swappable)
+    return tree.get(_checked(name), version, places, end, timeout, swappable=swappable)
 
 
 def _tree_on(
@@ -367,7 +367,7 @@ def _tree_on(
     end = None if timeout == 0 else deadline(timeout)
     while True:
         try:
-            return tree.get(name, version, places, end)
+            return tree.get(name, version, places, end, timeout)
         except NameNotFound:
             if end is None:
                 raise
@@ -382,7 +382,7 @@ def _tree(name: str, device: str | None, timeout: float | None, readonly: bool) 
         places = () if device is None else (device,)
         end = None if timeout == 0 else deadline(timeout)
     try:
-        found = tree.get(name, None, places, end)
+        found = tree.get(name, None, places, end, timeout)
     except NotATree:  # an array was put there meanwhile
         again: Array | Tree = get(name, timeout, readonly=readonly, device=device)
         return again
@@ -407,7 +407,7 @@ def _get_at(
         if status == -errno.ENOENT and timeout != 0:
             _wait_until(name, encoded, end, timeout, retries)
         elif status != -errno.EINTR and (timeout == 0 or not retries.tries_again(status)):
-            raise failure(status)
+            raise failure_within(status, timeout)
 
 
 def _get_later(
@@ -427,7 +427,7 @@ def _get_later(
         if status == -errno.EINTR or (status == -errno.ENOENT and timeout != 0):
             continue
         if timeout == 0 or not retries.tries_again(status):
-            raise failure(status)
+            raise failure_within(status, timeout)
 
 
 def _wait_until(

@@ -31,7 +31,7 @@ from cableway._core.deadlines import Retries, left_ns
 from cableway._core.garbage import uncollected
 from cableway._core.layouts import Layout
 from cableway._core.leases import Lease, lease_again, lease_of_handle
-from cableway._core.library import check, check_again, failure, ffi, lib
+from cableway._core.library import check, check_again, failure, failure_within, ffi, lib
 from cableway._tree import modules
 from cableway._tree.hashes import compare
 from cableway._tree.leaves import flatten, is_tree
@@ -374,11 +374,12 @@ def get(
     version: int | None = None,
     devices: tuple[str, ...] = (),
     end: float | None = None,
+    timeout: float | None = None,
     *,
     swappable: bool = False,
 ) -> Tree:
     """The tree under a name; see `cableway.get`. devices: of another node's; end: the moment by which it must be here, and until
-    which it is asked for again (None: once, however long that takes)."""
+    which it is asked for again (None: once, however long that takes); timeout: what errors call the time until then."""
     wanted = 0 if version is None else checked(version)
     texts = [ffi.new("char[]", device.encode()) for device in devices]
     places, encoded, cell = ffi.new("char *[]", texts), name.encode(), new_cell()
@@ -389,7 +390,8 @@ def get(
         if status == -errno.ENOTDIR:
             raise NotATree(str(failure(status)))
         if status != -errno.EINTR and (retries is None or not retries.tries_again(status)):
-            check(status)
+            if status < 0:
+                raise failure_within(status, timeout)
             return make(cell, name, swappable=swappable)
 
 

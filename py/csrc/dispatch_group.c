@@ -60,16 +60,17 @@ static int end_init(PyObject *self, PyObject *args, PyObject *kwds) {
     const char *name;
     unsigned size;
     int rank, code;
-    long long timeout_ns;
+    long long timeout_ns, spent_ns = 0;
     unsigned long long stop = 0;
-    if (!PyArg_ParseTuple(args, "KsIiL|K", &client, &name, &size, &rank, &timeout_ns, &stop))
+    if (!PyArg_ParseTuple(args, "KsIiL|KL", &client, &name, &size, &rank, &timeout_ns, &stop,
+                          &spent_ns))
         return -1;
     if (end->group) {
         PyErr_SetString(PyExc_TypeError, "a member joins once");
         return -1;
     }
     cw_group_options options = {
-        .timeout_ns = timeout_ns, .interrupted = interrupted, .context = end};
+        .timeout_ns = timeout_ns, .interrupted = interrupted, .context = end, .spent_ns = spent_ns};
     end->stop = (const volatile uint32_t *)(uintptr_t)stop; /* the caller keeps it */
     Py_BEGIN_ALLOW_THREADS;
     code = cw_group_join((cw_client *)(uintptr_t)client, name, size, rank, &options, &end->group);
@@ -474,7 +475,7 @@ static PyType_Slot slots[] = {
     {Py_tp_methods, methods},
     {Py_tp_getset, gets},
     {Py_tp_doc,
-     "GroupEnd(client, name, size, rank, timeout_ns): joins, and waits for all members."},
+     "GroupEnd(client, name, size, rank, timeout_ns, stop, spent_ns): joins, and waits for all."},
     {0, NULL},
 };
 PyType_Spec group_spec = {

@@ -51,6 +51,14 @@ def failure(status: int) -> Exception:
     return from_status(status, sentence)
 
 
+def failure_within(status: int, timeout: float | None) -> Exception:
+    """The same of a call that had what was left of that timeout in seconds: an error that it is over names it."""
+    error = failure(status)
+    if status == -errno.ETIMEDOUT and timeout:
+        return type(error)(f"{error} (timeout: {timeout} s)")
+    return error
+
+
 def check(status: int) -> int:
     """Returns status, or raises what it means when it is negative."""
     if status < 0:

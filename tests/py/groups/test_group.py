@@ -139,7 +139,9 @@ def test_bad_arguments(name: str, size: Any, rank: Any, kind: Any, text: str) ->
 
 
 def test_who_is_missing_is_named() -> None:
-    with pytest.raises(cw.Timeout, match=r"1 of 3 members came; missing: rank 0, 2"):
+    with pytest.raises(
+        cw.Timeout, match=r"not complete after 0.050 s: 1 of 3 members came; missing: rank 0, 2"
+    ):
         cw.Group("missing", 3, 1, timeout=0.05)
 
 

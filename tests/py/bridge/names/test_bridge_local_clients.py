@@ -127,7 +127,7 @@ def test_a_timeout_bounds_the_way_here_and_nothing_is_lost(two: tuple[Node, Node
     pid = stop(b)
     with a.here():
         for seconds in (0.1, 0.3):
-            with pytest.raises(cw.Timeout, match="did not arrive"):
+            with pytest.raises(cw.Timeout, match=rf"did not arrive.*timeout: {seconds} s"):
                 cw.get("//b/open/slow", timeout=seconds)
         os.kill(pid, signal.SIGCONT)
         assert (cw.get("//b/open/slow", timeout=30).numpy() == values).all()

@@ -313,12 +313,17 @@ def broker_killed() -> None:
             assert client.submit(total, x, workers=[b]).result() == total_of(count, float(turn))
             if turn == 0:
                 os.kill(status()["broker"]["pid"], signal.SIGKILL)
-        before = client.run(counted)[b]["received"]
+
+        def by_handle() -> int:
+            seen = client.run(counted)[b]
+            return int(seen["received"] + seen["viewed"])
+
+        before = by_handle()
 
         def again() -> bool:
             x = client.submit(made, count, pure=False, workers=[a])
             assert client.submit(total, x, workers=[b], pure=False).result() == total_of(count)
-            return bool(client.run(counted)[b]["received"] > before)
+            return by_handle() > before
 
         assert eventually(again, 60)
 

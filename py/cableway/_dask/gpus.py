@@ -172,8 +172,8 @@ class GpuBlock:
 
 
 def lent(frame: Any) -> GpuBlock | None:
-    """The block that the frame is, without a copy. None: it does not lie in memory of the broker, or is a part of a block. Waits for
-    the GPU.
+    """The block that the frame is, without a copy. None: it does not lie in memory of the broker, is a part of a block, or was opened
+    read-only (or is sealed), so that readers could not have it as their own. Waits for the GPU.
 
     Args:
         frame: as `copied` takes it.
@@ -186,7 +186,7 @@ def lent(frame: Any) -> GpuBlock | None:
     if not interop.is_shared(source.low):
         return None
     lease = interop.find(source.low) or suballocation.lend(source, insist=False)
-    if lease is None or lease.span() != (source.low, source.layout.nbytes):
+    if lease is None or lease.readonly or lease.span() != (source.low, source.layout.nbytes):
         return None
     _used = True
     check_again(lib.cw_stream_wait, source.gpu, ffi.NULL, 1)

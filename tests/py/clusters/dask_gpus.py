@@ -206,6 +206,14 @@ def in_shared_memory(count: int) -> cupy.ndarray:
     return found
 
 
+def sealed(count: int) -> cupy.ndarray:
+    """The same in memory that nobody may write."""
+    made = in_shared_memory(count)
+    cw.put("sealed", made, seal=True)
+    made = cw.get("sealed")
+    return cupy.asarray(made)
+
+
 def shared_where_it_lies() -> None:
     """An array that its maker has in memory of the broker is not copied at all."""
     count = 16 * MIB // 8
@@ -218,6 +226,11 @@ def shared_where_it_lies() -> None:
         assert gpu_bytes() == 16 * MIB, status()["gauges"]
         client.submit(spoiled, x, workers=[third], pure=False).result()
         assert client.submit(total, x, workers=[a], pure=False).result() == 7.0 * count
+        x.release()
+        # What is sealed is copied, since readers may write.
+        x = client.submit(sealed, count, workers=[a])
+        assert client.submit(spoiled, x, workers=[b]).result() == total_of(count)
+        client.run(cw.remove, "sealed", workers=[a])
         x.release()
         assert eventually(lambda: gpu_bytes() == 0, 30), status()["gauges"]
 
@@ -313,12 +326,17 @@ def broker_killed() -> None:
             assert client.submit(total, x, workers=[b]).result() == total_of(count, float(turn))
             if turn == 0:
                 os.kill(status()["broker"]["pid"], signal.SIGKILL)
-        before = client.run(counted)[b]["received"]
+
+        def by_handle() -> int:
+            seen = client.run(counted)[b]
+            return int(seen["received"] + seen["viewed"])
+
+        before = by_handle()
 
         def again() -> bool:
             x = client.submit(made, count, pure=False, workers=[a])
             assert client.submit(total, x, workers=[b], pure=False).result() == total_of(count)
-            return bool(client.run(counted)[b]["received"] > before)
+            return by_handle() > before
 
         assert eventually(again, 60)
 

@@ -39,6 +39,11 @@ def test_one_array_for_a_gpu(name, tmp_path):
     run("dask_gpus.py", name, tmp_path, {**environment(tmp_path), **share})
 
 
+def test_one_array_for_a_gpu_and_a_broker_that_is_killed(tmp_path):
+    share = {"DASK_CABLEWAY__GPU_SHARE": "true"}
+    run("dask_gpus.py", "broker_killed", tmp_path, {**environment(tmp_path), **share})
+
+
 def test_all_kinds_of_gpu_objects_are_as_stock_has_them(tmp_path):
     run("dask_gpus.py", "kinds", tmp_path, {**environment(tmp_path), "DASK_CABLEWAY__THRESHOLD": "4 KiB"})  # fmt: skip
 
@@ -52,7 +57,9 @@ def test_gpu_memory_that_is_full_for_the_reader_means_bytes(tmp_path):
     run("dask_gpus.py", "full_for_the_reader", tmp_path, environment(tmp_path, memory_mib=20))
 
 
-def test_workers_are_killed_in_the_midst(tmp_path):
+@pytest.mark.parametrize("share", ["false", "true"])
+def test_workers_are_killed_in_the_midst(share, tmp_path):
     seed, rounds = random.randrange(1 << 30), 30 if os.environ.get("CABLEWAY_SOAK") else 4
     print("seed", seed)
-    run("dask_gpus.py", "killed", tmp_path, environment(tmp_path), str(rounds), str(seed), seconds=120 + 30 * rounds)  # fmt: skip
+    where = {**environment(tmp_path), "DASK_CABLEWAY__GPU_SHARE": share}
+    run("dask_gpus.py", "killed", tmp_path, where, str(rounds), str(seed), seconds=120 + 30 * rounds)  # fmt: skip

@@ -1,12 +1,14 @@
 /*
  * The promises of memory that nobody has written yet (ipc/array/first_touch.h), against a real
- * broker.
+ * broker, and of copies past the caches (ipc/base/past_caches.h).
  */
 #include <sched.h>
 
+#include "ipc/base/past_caches.h"
 #include "tests/unit/ipc/client_support.h"
 
-#define PAGE 4096u
+#define PAGE  4096u
+#define GUARD 0xa5
 
 static cw_array *empty_of(cw_client *client, int64_t count, uint32_t flags) {
     const cw_layout layout = {.ndim = 1, .itemsize = 1, .shape = &count, .dtype = "|u1"};
@@ -174,17 +176,20 @@ static void what_others_may_have_written_is_not_taken_for_fresh(void **state) {
 
 static void it_copies_within_itself(void **state) {
     (void)state;
+    static const uint64_t counts[] = {12 << 20, 40 << 20}; /* the larger would go past the caches */
     cw_client *client = client_open();
-    const uint64_t count = 12 << 20;
-    cw_array *array = empty_of(client, (int64_t)count, CW_ZERO);
-    uint8_t *data = cw_array_data(array), *bytes = random_bytes(count);
-    memcpy(data, bytes, count);
-    OK(cw_array_write(array, PAGE, data, count - PAGE));
-    assert_memory_equal(data, bytes, PAGE);
-    assert_memory_equal(data + PAGE, bytes, count - PAGE);
-    cw_array_close(array);
+    for (size_t i = 0; i < 2; i++) {
+        const uint64_t count = counts[i];
+        cw_array *array = empty_of(client, (int64_t)count, CW_ZERO);
+        uint8_t *data = cw_array_data(array), *bytes = random_bytes(count);
+        memcpy(data, bytes, count);
+        OK(cw_array_write(array, PAGE, data, count - PAGE));
+        assert_memory_equal(data, bytes, PAGE);
+        assert_memory_equal(data + PAGE, bytes, count - PAGE);
+        cw_array_close(array);
+        free(bytes);
+    }
     cw_client_unref(client);
-    free(bytes);
 }
 
 static void it_is_written_whole_after_the_brokers_death(void **state) {
@@ -252,6 +257,43 @@ static void a_child_writes_its_parents_new_array(void **state) {
     free(bytes);
 }
 
+static void past_the_caches_each_byte_arrives_alone(void **state) {
+    (void)state;
+    uint8_t *source = malloc(PAGE), *target = malloc(PAGE);
+    assert_non_null(source);
+    assert_non_null(target);
+    for (size_t i = 0; i < PAGE; i++)
+        source[i] = (uint8_t)(i * 7 + i / 256);
+    for (size_t to = 0; to < 70; to += 3)
+        for (size_t from = 0; from < 70; from += 5)
+            for (size_t size = 0; size < 700; size += size < 300 ? 1 : 37) {
+                memset(target, GUARD, PAGE);
+                cw_copy_past_caches(target + to, source + from, size);
+                assert_memory_equal(target + to, source + from, size);
+                for (size_t i = 0; i < 1024; i++)
+                    if (i < to || i >= to + size)
+                        assert_int_equal(target[i], GUARD);
+            }
+    free(source);
+    free(target);
+}
+
+static void past_the_caches_a_large_one_arrives(void **state) {
+    (void)state;
+    size_t size = CW_PAST_CACHES_BYTES + 12345;
+    uint8_t *source = malloc(size), *target = calloc(size + 2, 1);
+    assert_non_null(source);
+    assert_non_null(target);
+    for (size_t i = 0; i < size; i++)
+        source[i] = (uint8_t)(i * 31 + i / 65536);
+    cw_copy_past_caches(target + 1, source, size);
+    assert_int_equal(target[0], 0);
+    assert_int_equal(target[size + 1], 0);
+    assert_memory_equal(target + 1, source, size);
+    free(source);
+    free(target);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
@@ -265,6 +307,8 @@ int main(void) {
         TEST(it_is_written_whole_after_the_brokers_death),
         TEST(a_stopped_broker_does_not_hold_it_up),
         TEST(a_child_writes_its_parents_new_array),
+        cmocka_unit_test(past_the_caches_each_byte_arrives_alone),
+        cmocka_unit_test(past_the_caches_a_large_one_arrives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -40,3 +40,9 @@ def test_the_guides_program_prints_what_the_page_says(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(code)
     assert run(program, tmp_path) == output
+
+
+def test_examples_of_its_page_in_the_reference(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import doctest, cableway.ray\nprint(doctest.testmod(cableway.ray))\n")
+    assert re.match(r"TestResults\(failed=0, attempted=[1-9]", run(program, tmp_path))

@@ -18,18 +18,20 @@ node, another run of the broker) the owner holds nothing, and the arrays last as
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import queue
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ray.experimental import TensorTransportMetadata
 
 from cableway import client
 from cableway._core.leases import Lease
-from cableway._ray import blocks
+from cableway._ray import blocks, names
 from cableway._ray.libraries import Form
 from cableway.errors import Error
 
@@ -88,7 +90,12 @@ class Metadata(TensorTransportMetadata):
         self.names = names
         self.values = values
         self.transits: list[bytes] = []  # handles for the owner
-        self.leases: list[Lease] = []  # the owner's
+        self.leases: list[Lease] = []  # the owner's, and its names for the blocks
+        self.owner_names: list[str] = []
+
+    def __del__(self) -> None:
+        if getattr(self, "owner_names", None):  # perhaps amid anything: the names go later
+            _keeper.do(functools.partial(_forget_names, self.instance, self.owner_names))
 
     def __reduce__(self) -> Any:
         state = (
@@ -119,7 +126,11 @@ def _arrived(state: tuple[Any, ...], transits: list[bytes]) -> Metadata:
     """Never waits, and never fails: see above."""
     found = Metadata(*state)
     if transits:
-        _keeper.keep(found, transits)
+        _keeper.do(functools.partial(_hold, weakref.ref(found), transits))
+        try:
+            _keeper.start()
+        except RuntimeError as error:  # no thread more, or the interpreter ends
+            logger.warning("the arrays of objects last as long as their actors: %s", error)
     return found
 
 
@@ -128,39 +139,48 @@ class _Keeper:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[tuple[weakref.ref[Metadata], list[bytes]]] = (
-            queue.SimpleQueue()
-        )
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def keep(self, found: Metadata, transits: list[bytes]) -> None:
-        self._jobs.put((weakref.ref(found), transits))
+    def do(self, job: Callable[[], None]) -> None:
+        """Later, in the thread, if that runs."""
+        self._jobs.put(job)
+
+    def start(self) -> None:
+        """The thread, if it does not run."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="cableway.ray keeper", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="cableway.ray keeper", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
-            reference, transits = self._jobs.get()
-            found = reference()
-            if found is not None:
-                _hold(found, transits)
-            del found
+            try:
+                self._jobs.get()()
+            except Exception:  # the next ones are to be done
+                logger.exception("the arrays of an object last as long as their actor")
 
 
-def _hold(found: Metadata, transits: list[bytes]) -> None:
-    known = connection()
-    if known is None or known.instance != found.instance:
+def _hold(reference: weakref.ref[Metadata], transits: list[bytes]) -> None:
+    """Takes leases on an object's blocks, as long as its metadata are there; and names, where a bridge runs: so other nodes find it, too."""
+    found, known = reference(), connection()
+    if found is None or known is None or known.instance != found.instance:
         return
     try:
         found.leases = [blocks.held(known, handle) for handle in transits]
+        if found.names is not None:
+            names.put_again(found.leases, found.names[1], found.owner_names)
     except Error as error:
         logger.warning(
             "the arrays of object %s last as long as their actor: %s", found.object_id, error
         )
+
+
+def _forget_names(instance: int, gone: list[str]) -> None:
+    known = client.known()
+    if known is not None and not known.closed and known.instance == instance:
+        names.removed(known, gone)
 
 
 _keeper = _Keeper()

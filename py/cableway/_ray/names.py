@@ -1,14 +1,14 @@
 """Blocks by name, between nodes: a block goes from one node to another by their bridges, once a node.
 
 Where a bridge runs, each block gets a name at its maker, `ray/` and a random number, tied to that process: so it ends with the object, or with
-the process, however that ends. A reader on another node fetches `//NODE/ray/NUMBER`; its node's bridge has one replica for all
+the process, however that ends. The owner of the reference (`metadata`), if it is on that node, gives the block a second name, tied
+to itself: so the object outlives its maker for other nodes as well. A reader on another node fetches `//NODE/ray/NUMBER`; its node's bridge has one replica for all
 readers there. The peers that may read `ray/*` may read all of it.
 
 Invariant: a number means the same bytes on every node: a block with a name is not written again, except where it is an array in
 memory of cableway that its owner writes to.
 
-Deaths: the maker killed: its names go, and who comes too late has an error, or the bytes from the actor's next life if Ray
-has restarted it with the object. A bridge or broker killed: the fetch fails, and the reader asks the actor (`fetching`).
+Deaths: the maker killed: its names go, and those of the owner are there; the owner killed: the reference ends. A bridge or broker killed: the fetch fails, and the reader asks the actor (`fetching`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, exported, ffi, lib
 from cableway._ray import blocks
 from cableway._ray.blocks import Block
-from cableway.errors import Error
+from cableway.errors import Error, NameNotFound
 
-__all__ = ["fetched", "named", "removed"]
+__all__ = ["fetched", "named", "put_again", "removed"]
 
+_OWNER = ".owner"  # behind the maker's name
 _RETRY_SECONDS = 5.0  # until it is asked again whether a bridge runs here
 
 _node: tuple[int, str | None, float] = 0, None, 0.0  # of the run of the broker; when it was asked
@@ -65,6 +66,23 @@ def named(connection: client.Connection, given: list[Block]) -> tuple[str, list[
         return None
 
 
+def put_again(leases: list[Lease], of_maker: list[str], done: list[str]) -> None:
+    """Names for the same blocks by which they are found when their maker has died. Waits for the broker.
+
+    Args:
+        leases: this process's.
+        done: the names that were given are put there.
+
+    Raises:
+        LimitExceeded: the broker has no room for a name more.
+        BrokerLost: the broker is gone.
+    """
+    for lease, wanted in zip(leases, of_maker, strict=True):
+        chosen = wanted + _OWNER
+        check(lib.cw_array_put(lease.pointer, name_bytes(chosen), lib.CW_TIED, ffi.NULL, 0))
+        done.append(chosen)
+
+
 def removed(connection: client.Connection, gone: list[str]) -> None:
     """Takes the names back. Waits for the broker."""
     for each in gone:
@@ -89,7 +107,14 @@ def fetched(
     node, wanted = names
     found = []
     for each in wanted:
-        there = name_bytes(f"//{node}/{each}")
-        lease = lease_again(Lease, lib.cw_get, connection.pointer, there, lib.CW_READONLY)
+        try:
+            lease = _got(connection, node, each)
+        except NameNotFound:
+            lease = _got(connection, node, each + _OWNER)
         found.append(blocks.view(connection, bytes(ffi.buffer(exported(lease.pointer, 0)))))
     return found
+
+
+def _got(connection: client.Connection, node: str, wanted: str) -> Lease:
+    there = name_bytes(f"//{node}/{wanted}")
+    return lease_again(Lease, lib.cw_get, connection.pointer, there, lib.CW_READONLY)

@@ -83,6 +83,7 @@ class Transport(TensorTransportManager):
         self, src_actor: Any, dst_actor: Any, backend: str | None = None
     ) -> Source:
         """Whom a reader may ask for the bytes."""
+        _warn_of(dst_actor)
         return Source(src_actor)
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> Metadata:
@@ -141,6 +142,21 @@ class Transport(TensorTransportManager):
 
     def abort_transport(self, obj_id: str, communicator_metadata: Source) -> None:
         """Nothing is under way that would have to be ended: a reader that failed has nothing."""
+
+
+_warned: set[Any] = set()
+
+
+def _warn_of(actor: Any) -> None:
+    """Says once of a reader that Ray may make it wait for what only it itself could receive. No error: here one would end the process."""
+    if getattr(actor, "_ray_enable_tensor_transport", True) or actor is None:
+        return
+    if actor._actor_id not in _warned:
+        _warned.add(actor._actor_id)
+        logger.warning(
+            "%r was made without tensor transport: it may wait for arrays for a minute, and fail; write @ray.remote(enable_tensor_transport=True)",
+            actor,
+        )
 
 
 def _described(object_id: str, arrays: list[Any]) -> Metadata:

@@ -54,6 +54,9 @@ class Maker:
     def write(self, value: float) -> None:
         self.array[:] = value
 
+    def wait_freed(self, seconds: float) -> None:
+        ray.experimental.wait_tensor_freed(self.array, seconds)
+
     def plainly(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
@@ -84,6 +87,10 @@ class Reader:
 
     def kept_total(self) -> float:
         return float(self.kept.sum())
+
+    def collect(self, *some: Any) -> list[tuple[float, int]]:
+        self.kept = some
+        return [(float(x.sum()), cableway.ray.shared_bytes(x)) for x in some]
 
     def drop(self) -> None:
         del self.kept

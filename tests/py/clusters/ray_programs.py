@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 import numpy as np
@@ -121,8 +123,52 @@ def idioms() -> None:
     # through the object store
     assert ray.get(x, _use_object_store=True, timeout=SECONDS).sum() == MIB / 2
     # an actor that wants to write again waits until Ray has let go
+    with pytest.raises(TimeoutError):
+        get(maker.wait_freed.remote(0.1))
     del x
-    get(maker.plainly.remote(lambda: ray.experimental.wait_tensor_freed(np.ones(1), SECONDS)))
+    get(maker.wait_freed.remote(SECONDS))
+    # an actor with coroutines, of which several run at once
+    several = Coroutines.remote()
+    some = [several.ones.remote(2, float(fill)) for fill in range(8)]
+    assert get(several.totals.remote(*some)) == [MIB / 4 * fill for fill in range(8)]
+
+
+@ray.remote(num_cpus=0)
+class Coroutines:
+    """An actor of asyncio."""
+
+    @ray.method(tensor_transport="cableway_numpy")
+    async def ones(self, mib: float, fill: float) -> Any:
+        await asyncio.sleep(0.01)
+        return np.full(int(mib * MIB) // 8, fill)
+
+    async def totals(self, *some: Any) -> list[float]:
+        return [float(x.sum()) for x in some]
+
+
+def many() -> None:
+    """Thousands of objects, more than a process may have private views, and all memory comes back."""
+    maker, reader = Maker.remote(), Reader.remote()
+    get(reader.call.remote(limit_views, 100))
+    before = used()
+    for _ in range(3):
+        some = [maker.ones.remote(0.25, float(fill)) for fill in range(300)]
+        seen = get(reader.collect.remote(*some))
+        assert sum(1 for _, nbytes in seen if nbytes) == 100, seen
+        assert [total for total, _ in seen] == [MIB / 32 * fill for fill in range(300)]
+        one = maker.call.remote(lambda: [np.full(1000, float(fill)) for fill in range(1000)])
+        assert get(reader.call.remote(lambda v: float(sum(x.sum() for x in v)), one)) == 499500e3
+        del some, one
+        get(reader.collect.remote())
+        assert eventually(lambda: get(maker.objects.remote()) == 0)
+    assert eventually(lambda: used() <= before), (used(), before)
+
+
+def limit_views(most: int) -> None:
+    """Of the process where it runs."""
+    from cableway._ray import blocks
+
+    blocks.PRIVATE_VIEWS_MAX = most
 
 
 def writing() -> None:
@@ -162,7 +208,26 @@ def mistakes() -> None:
     with pytest.raises(TypeError, match="not list"):
         cableway.ray.shared_bytes([])
     cableway.ray.register()  # may be repeated
+    lacks_it = ray.remote(num_cpus=0)(Plain).remote()
+    x = maker.ones.remote(1)
+    ray.wait(
+        [x], timeout=SECONDS
+    )  # the arrays are there before the call, so Ray does not make it wait
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("cableway.ray").addHandler(handler)
+    for _ in range(2):
+        assert get(lacks_it.total.remote(x)) == MIB / 8
+    assert len(said) == 1 and "enable_tensor_transport=True" in said[0], said
     assert get(reader.total.remote(maker.ones.remote(1))) == MIB / 8
+
+
+class Plain:
+    """A reader that was made without tensor transport."""
+
+    def total(self, x: Any) -> float:
+        return float(x.sum())
 
 
 def plain() -> None:
@@ -197,5 +262,5 @@ def full() -> None:
 
 if __name__ == "__main__":
     ray_cluster.main(
-        {f.__name__: f for f in (sharing, values, idioms, writing, mistakes, plain, full)}
+        {f.__name__: f for f in (sharing, values, idioms, many, writing, mistakes, plain, full)}
     )

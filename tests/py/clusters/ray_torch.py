@@ -83,6 +83,8 @@ def values() -> None:
     assert eventually(lambda: get(maker.plainly.remote(stored)) == 0)
     with pytest.raises(TypeError, match="dense"):
         get(maker.call.remote(lambda: torch.eye(3).to_sparse()))
+    with pytest.raises(TypeError, match="a tensor on meta"):
+        get(maker.call.remote(lambda: torch.empty(3, device="meta")))
 
 
 def beside_gloo() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
-import guide_blocks
 import pytest
-from dask_runs import interpreter
+from dask_runs import ROOT, interpreter
 from ray_runs import PLACE, run
 
 
@@ -16,6 +16,7 @@ from ray_runs import PLACE, run
         ("sharing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("values", {}),
         ("idioms", {}),
+        ("many", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("writing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("mistakes", {}),
         ("plain", {}),
@@ -34,7 +35,14 @@ def test_ray_has_tensors(name, tmp_path):
 
 
 def test_the_guides_program_prints_what_the_page_says(tmp_path):
-    (block,) = [b for b in guide_blocks.blocks("python") if b.page == "docs/guide/ray.md"]
+    page = (ROOT / "docs/guide/ray.md").read_text()
+    code, output = re.search(r"```python\n(.*?)```\s+```text\n(.*?)```", page, re.DOTALL).groups()
     program = tmp_path / "program.py"
-    program.write_text(block.code)
-    assert run(program, tmp_path) == block.output
+    program.write_text(code)
+    assert run(program, tmp_path) == output
+
+
+def test_examples_of_its_page_in_the_reference(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import doctest, cableway.ray\nprint(doctest.testmod(cableway.ray))\n")
+    assert re.match(r"TestResults\(failed=0, attempted=[1-9]", run(program, tmp_path))

@@ -459,18 +459,8 @@ class Group(PointToPoint):
         op: str | Callable[[Any, Any], Any] | None = None,
         folds: bool = True,
     ) -> Any:
-        """An operation on objects; see `objects.exchange`.
-
-        Args:
-            parts: how many objects obj has to have; 0: it may be anything.
-            op: what makes one object of those that came; None: all of them are returned.
-            folds: this member gets that object; else None.
-        """
-        rank = self.rank
-        return in_step(
-            self._end,
-            lambda: objects.call(self._calls, obj, source, to, label, rank, parts, part, op, folds),
-        )
+        """An operation on objects; see `objects.operate`."""
+        return objects.operate(self._calls, obj, source, to, label, parts, part, op, folds)
 
     def close(self) -> None:
         """Leaves the group. May be repeated. Members that still wait for this one, or will, get `GroupBroken`."""

@@ -138,14 +138,21 @@ typedef struct {
 /* The exception of a code; and None, if it is 0. */
 PyObject *group_failure(GroupEnd *end, int code);
 PyObject *group_result(GroupEnd *end, int code);
+PyObject *group_barrier(PyObject *self, PyObject *unused);
+/* By its name; 0: there is none such. */
+cw_reduction group_reduction_of(PyObject *name);
 
 /* ---- dispatch_messages.c ---- */
 
 PyObject *group_send(PyObject *self, PyObject *args);
 PyObject *group_send_bytes(PyObject *self, PyObject *args);
+PyObject *group_send_small(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *group_receive(PyObject *self, PyObject *args);
+PyObject *group_receive_small(PyObject *self, PyObject *args);
 PyObject *group_probe(PyObject *self, PyObject *args);
 PyObject *group_received(PyObject *self, PyObject *none);
+PyObject *group_exchange(PyObject *self, PyObject *args);
+PyObject *group_objects(PyObject *self, PyObject *args);
 PyObject *group_give_back(PyObject *self, PyObject *none);
 /* Before the group is closed. */
 void group_forget_messages(GroupEnd *end);

@@ -118,7 +118,7 @@ static PyObject *end_set_timeout(PyObject *self, PyObject *given) {
     return group_result(end, cw_group_set_timeout(end->group, timeout_ns));
 }
 
-static PyObject *end_barrier(PyObject *self, PyObject *unused) {
+PyObject *group_barrier(PyObject *self, PyObject *unused) {
     GroupEnd *end = (GroupEnd *)self;
     (void)unused;
     int code = cw_group_barrier_begin(end->group);
@@ -237,7 +237,7 @@ static const struct {
     {"lor", CW_LOR}, {"lxor", CW_LXOR}, {"band", CW_BAND}, {"bor", CW_BOR},   {"bxor", CW_BXOR},
 };
 
-static cw_reduction reduction_of(PyObject *name) {
+cw_reduction group_reduction_of(PyObject *name) {
     if (PyUnicode_Check(name))
         for (size_t i = 0; i < sizeof reductions / sizeof *reductions; i++)
             if (PyUnicode_CompareWithASCIIString(name, reductions[i].name) == 0)
@@ -294,7 +294,7 @@ static int move_of(GroupEnd *end, PyObject *const *args, struct move *move) {
     }
     move->kind = (int)kind;
     move->root = (uint32_t)root;
-    move->reduction = reduction_of(args[3]);
+    move->reduction = group_reduction_of(args[3]);
     const int computes = kind == ALLREDUCE || kind == REDUCE_SCATTER;
     if (!end->group || root < 0 || root > NO_ROOT || (computes && !move->reduction))
         return 0;
@@ -357,48 +357,6 @@ static PyObject *end_move(PyObject *self, PyObject *const *args, Py_ssize_t coun
     return code ? group_failure(end, code) : PyBool_FromLong(1);
 }
 
-/* ---- bytes ---- */
-
-static PyObject *list_of(cw_group_part *parts, uint32_t count) {
-    PyObject *list = PyList_New(count);
-    for (uint32_t i = 0; list && i < count; i++) {
-        PyObject *item = Py_None;
-        if (parts[i].data)
-            item = PyBytes_FromStringAndSize(parts[i].data, (Py_ssize_t)parts[i].size_bytes);
-        else
-            Py_INCREF(item);
-        if (!item || PyList_SetItem(list, i, item))
-            Py_CLEAR(list);
-    }
-    return list;
-}
-
-/* (bytes, from, to, label): what each member sent, by rank; None: nothing, or not to us. -1: all.
- */
-static PyObject *end_exchange(PyObject *self, PyObject *args) {
-    GroupEnd *end = (GroupEnd *)self;
-    const char *data;
-    Py_ssize_t nbytes;
-    int from, to, code;
-    unsigned label;
-    cw_group_part *parts = NULL;
-    if (!PyArg_ParseTuple(args, "y#iiI", &data, &nbytes, &from, &to, &label))
-        return NULL;
-    end->using ++;
-    Py_BEGIN_ALLOW_THREADS;
-    code = cw_group_exchange(end->group, data, (uint64_t)nbytes,
-                             from < 0 ? CW_GROUP_ALL : (uint32_t)from,
-                             to < 0 ? CW_GROUP_ALL : (uint32_t)to, label, &parts);
-    Py_END_ALLOW_THREADS;
-    end->using --;
-    if (code)
-        return group_failure(end, code);
-    uint32_t count = cw_group_size(end->group);
-    PyObject *list = list_of(parts, count);
-    cw_group_parts_free(parts, count);
-    return list;
-}
-
 /* (layout, text, count): notes a layout of Arrays whose elements are contiguous. */
 static PyObject *end_know(PyObject *self, PyObject *args) {
     PyObject *layout, *text;
@@ -439,14 +397,16 @@ static PyGetSetDef gets[] = {
 };
 
 static PyMethodDef methods[] = {
-    {"barrier", end_barrier, METH_NOARGS, "Waits until all members are here."},
+    {"barrier", group_barrier, METH_NOARGS, "Waits until all members are here."},
     {"reform", end_reform, METH_O, "(drop): goes on with the members that are left."},
     {"collect", end_collect, METH_VARARGS,
      "(kind, address, array, address, array, count, dtype, op, root): an operation on elements."},
     {"move", (PyCFunction)(void (*)(void))end_move, METH_FASTCALL,
      "(kind, send, out, op, root): an operation, if it needs no Python: whether it was."},
-    {"exchange", end_exchange, METH_VARARGS,
+    {"exchange", group_exchange, METH_VARARGS,
      "(bytes, from, to, label): what each member sent, by rank."},
+    {"objects", group_objects, METH_VARARGS,
+     "(object, from, to, label, op): an operation on small plain objects, if it is one."},
     {"decline", end_decline, METH_O,
      "(reason): cannot take part in what the others call: whether they were met."},
     {"interrupt", end_interrupt, METH_NOARGS,
@@ -457,6 +417,10 @@ static PyMethodDef methods[] = {
      "(bytes, kind, to, tag, waits, left_ns): whether it was."},
     {"receive", group_receive, METH_VARARGS,
      "(source, tag, kind, address, nbytes, left_ns): (source, tag, kind, nbytes, bytes, opened)"},
+    {"send_small", (PyCFunction)(void (*)(void))group_send_small, METH_FASTCALL,
+     "(object, to, tag): True, or None where Python sends it."},
+    {"receive_small", group_receive_small, METH_VARARGS,
+     "(source, tag): (object, source, tag, nbytes), or None where Python receives it."},
     {"probe", group_probe, METH_VARARGS,
      "(source, tag, wait, left_ns): (source, tag, nbytes) or None."},
     {"received", group_received, METH_NOARGS, "What was received last is where it is to be."},

@@ -26,11 +26,13 @@ class Calls:
 
     Attributes:
         end: the member.
-        barrier, collect, exchange, move, receive, received, send, send_bytes: as its methods, with [] for ().
+        barrier, collect, exchange, move, objects, receive, receive_small, received, send, send_bytes, send_small: as its methods,
+            with [] for ().
     """
 
     __slots__ = (
-        "barrier", "collect", "end", "exchange", "move", "receive", "received", "send", "send_bytes",
+        "barrier", "collect", "end", "exchange", "move", "objects", "receive", "receive_small", "received", "send", "send_bytes",
+        "send_small",
     )  # fmt: skip
 
     def __init__(self, end: GroupEnd) -> None:
@@ -41,6 +43,9 @@ class Calls:
         self.move = Uninterrupted(end.move)
         self.receive = Uninterrupted(end.receive)
         self.received = Uninterrupted(end.received)
+        self.objects = Uninterrupted(end.objects)
+        self.receive_small = Uninterrupted(end.receive_small)
+        self.send_small = Uninterrupted(end.send_small)
         self.send, self.send_bytes = Uninterrupted(end.send), Uninterrupted(end.send_bytes)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from cableway._core.handler_errors import is_handlers
 from cableway._group import pickles
-from cableway._group.calls import Calls
+from cableway._group.calls import Calls, in_step
 from cableway._group.operations import REDUCTIONS, checked_root
 
-__all__ = ["call", "exchange", "given"]
+__all__ = ["exchange", "given", "operate"]
 
 ALL = None  # in place of a rank
 BCAST, SCATTER, GATHER, ALLGATHER, REDUCE, ALLREDUCE, REDUCE_SCATTER, ALLTOALL, EMPTY, NCCL = range(
@@ -119,6 +119,25 @@ def exchange(
     giver = _EVERYBODY if source is None else source
     receiver = _EVERYBODY if to is None else to
     found = calls.exchange[data, giver, receiver, label]
+    begun: list[bool] = []
+    try:
+        return completed(calls, found, begun, own, rank, part, finish)
+    except BaseException:
+        if not begun:  # of a signal's handler
+            calls.end.interrupt()
+        raise
+
+
+def completed(
+    calls: Calls,
+    found: list[bytes | None],
+    begun: list[bool],
+    own: int,
+    rank: int,
+    part: bool,
+    finish: Callable[[list[Any]], Any] | None,
+) -> Any:
+    """What comes of bytes that were exchanged; ends with the barrier, or breaks the group. begun: has an element once that is sure."""
 
     def made() -> Any:
         values = _loaded(found, own, rank, part)
@@ -127,6 +146,7 @@ def exchange(
     # The others wait at the barrier, whatever is raised here: they go on if an object cannot be unpickled, or finish() fails; a
     # signal's handler ends the operation, which is not complete.
     try:
+        begun.append(True)
         result = made()
     except BaseException as error:
         try:
@@ -141,6 +161,68 @@ def exchange(
         raise
     calls.barrier[()]
     return result
+
+
+def operate(
+    calls: Calls,
+    obj: Any,
+    source: Any,
+    to: Any,
+    label: int,
+    parts: int = 0,
+    part: bool = False,
+    op: str | Callable[[Any, Any], Any] | None = None,
+    folds: bool = True,
+) -> Any:
+    """An operation on objects, as `exchange`; where all of them are small and plain, in one call.
+
+    Args:
+        parts: how many objects obj has to have; 0: it may be anything.
+        op: what makes one object of those that came; None: all of them are returned.
+        folds: this member gets that object; else None.
+    """
+    if not part:
+        begun: list[bool] = []
+        found = calls.objects[obj, source, to, label, op]
+        if (
+            found is not None
+        ):  # no call from here on: it is complete, or goes on where a handler is seen
+            if found[0]:
+                return found[1]
+            try:
+                return _go_on(calls, found[1], begun, source, op, folds)
+            except BaseException:
+                if not begun:
+                    calls.end.interrupt()
+                raise
+    rank = calls.end.numbers()[0]
+    return in_step(
+        calls.end, lambda: call(calls, obj, source, to, label, rank, parts, part, op, folds)
+    )
+
+
+def _go_on(
+    calls: Calls,
+    found: list[bytes | None],
+    begun: list[bool],
+    source: int | None,
+    op: str | Callable[[Any, Any], Any] | None,
+    folds: bool,
+) -> Any:
+    """The rest of an operation whose bytes were exchanged: others sent what is not small."""
+    rank = calls.end.numbers()[0]
+    return completed(
+        calls, found, begun, rank if rank == source else -1, rank, False, _finish_of(op, folds)
+    )
+
+
+def _finish_of(
+    op: str | Callable[[Any, Any], Any] | None, folds: bool
+) -> Callable[[list[Any]], Any] | None:
+    if op is None:
+        return None
+    function = function_of(op)
+    return lambda found: fold(function, found) if folds else None
 
 
 def call(
@@ -160,11 +242,7 @@ def call(
         obj = parts_of(obj, parts, _NAMES[label])
     if op is None:
         return exchange(calls, obj, source, to, label, rank, part)
-    function = function_of(op)
-
-    def finish(found: list[Any]) -> Any:
-        return fold(function, found) if folds else None
-
+    finish = _finish_of(op, folds)
     return exchange(calls, obj, source, to, label | number_of(op), rank, part, finish)
 
 

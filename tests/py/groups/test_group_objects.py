@@ -45,6 +45,65 @@ def test_operations_on_objects(size: int) -> None:
     outcomes("objects", size, everything)
 
 
+def test_small_and_other_objects_may_meet() -> None:
+    """Small plain ones take a way of their own, which nobody sees: whoever gives another one, and whatever is made of them."""
+    small: list[Any] = [None, True, 7, -(2**40), 2.5, "text", b"bytes", (1, "two"), [3, 4]]
+    other: list[Any] = [2**80, {"a": 1}, "x" * 300, {2}]
+    ops = {"sum": sum, "prod": np.prod, "min": min, "max": max}
+
+    def meets(g: cw.Group, _pipe: Any) -> None:
+        n, rank = g.size, g.rank
+        for own, theirs in [(a, b) for a in small + other for b in small + other]:
+            mine = own if rank == 0 else theirs
+            assert g.allgather(mine) == [own] + [theirs] * (n - 1)
+            assert g.bcast(mine, n - 1) == theirs
+            assert g.gather(mine, 1) == ([own] + [theirs] * (n - 1) if rank == 1 else None)
+        for op, function in ops.items():
+            for values in ([3, -1, 4], [0.5, 2.0, -1.0], [2, 0.5, 2**70]):
+                found, wanted = g.allreduce(values[rank], op), function(values[:n])
+                assert found == wanted and (op == "prod" or type(found) is type(wanted)), (
+                    op,
+                    values,
+                )
+            assert g.reduce([3, -1, 4][rank], op, 2) == (
+                function([3, -1, 4]) if rank == 2 else None
+            )
+        assert g.allreduce((rank,)) == (0, 1, 2) and g.allreduce(rank == 1) == 1
+        completed = g.completed
+        with pytest.raises(TypeError, match="unsupported operand"):
+            g.allreduce(None if rank == 1 else 1)
+        assert g.completed == completed + 1 and g.allreduce(1) == n, "all go on"
+        with pytest.raises(ValueError, match="op is a function of two objects or one of"):
+            g.allreduce(1, "mean")
+
+    outcomes("small", 3, meets)
+
+
+def test_small_and_other_messages_keep_their_order() -> None:
+    things: list[Any] = [1, "x" * 300, None, {"a": 1}, (2, 3), [], 2**80, "end"]
+
+    def sends(g: cw.Group, _pipe: Any) -> None:
+        status = cw.group.Status()
+        for n in range(3 * len(things)):
+            g.send(things[n % len(things)], np.int64(0), tag=n % 2)
+        for tag in (1, 0):  # those that were passed over come in their order
+            for n in range(tag, 3 * len(things), 2):
+                assert g.recv(tag=tag, status=status) == things[n % len(things)]
+                assert (status.Get_source(), status.Get_tag()) == (0, tag) and status.count > 0
+        g.Send(np.arange(3), 0)
+        with pytest.raises(ValueError, match="has elements: receive it with Recv"):
+            g.recv()
+        assert g.Recv(np.empty(3, int))[2] == 2
+        with pytest.raises(ValueError, match="rank 5"):
+            g.send(1, 5)
+        with pytest.raises(ValueError, match="a rank is 0 or more"):
+            g.send(1, -1)
+        with pytest.raises(ValueError, match="a tag is from 0"):
+            g.send(1, 0, tag=2**31)
+
+    outcomes("small messages", 1, sends)
+
+
 def test_an_array_in_an_object_is_shared_with_all() -> None:
     def shares(g: cw.Group, _pipe: Any) -> list[float]:
         for _ in range(10):

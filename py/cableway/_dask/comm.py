@@ -28,6 +28,7 @@ from distributed.comm import tcp
 from distributed.comm.core import CommClosedError
 
 from cableway._dask import family, gpu_objects, gpus, memory, names, node, replies
+from cableway.client import Connection
 
 __all__ = ["HOLD_SECONDS", "TCPBackend", "TLSBackend"]
 
@@ -82,12 +83,10 @@ class _Handles(tcp.TCP):
         said = self.remote_info.get("cableway")
         return said if isinstance(said, dict) and said.get("protocol") == node.PROTOCOL else None
 
-    def takes_handles(self) -> bool:
-        """Whether the peer can open ours."""
-        said = self._peer()
-        if said is None or said.get("final") is not True or said.get("instance") is None:
+    def _takes_handles(self, said: dict[str, Any], found: Connection | None) -> bool:
+        """Whether the peer can open ours, by what it has said."""
+        if said.get("final") is not True or said.get("instance") is None:
             return False
-        found = node.established()
         return found is not None and found.instance == said["instance"]
 
     async def read(self, deserializers: Any = None) -> Any:
@@ -115,48 +114,49 @@ class _Handles(tcp.TCP):
         return message
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> Any:
-        handles = serializers is None and self.takes_handles()
-        node_name = None if handles or serializers is not None else self.fetched_from()
-        reached = await self._reaches(msg)
-        if gpus.must_look() and self._peer() is not None and node.has_data():
-            await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
+        said, found = self._peer(), None
+        handles, node_name, reached = False, None, False
+        if said is not None:
+            found = node.established() if node.has_data() else None
+            if serializers is None:
+                handles = self._takes_handles(said, found)
+                node_name = None if handles else self._fetched_from(said, found)
+            reached = await self._reaches(msg, said, found)
+            if gpus.must_look() and node.has_data():
+                await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
         if (handles or node_name is not None) and self.unanswered is None:
             self.unanswered = _Unanswered()
         if handles:
             self.handshake_options["cableway"] = self.unanswered  # the family's context
             serializers = ("cableway", *family.INNER)
         msg = await replies.with_keys(self, msg, handles, node_name, serializers)
-        news = self._news(reached)
+        news = {} if said is None else self._news(reached)
         if news:
             msg = {_NEWS: news, "message": msg}
         try:
-            found = await super().write(msg, serializers=serializers, on_error=on_error)
+            written = await super().write(msg, serializers=serializers, on_error=on_error)
         finally:
             if (handles or node_name is not None) and self.unanswered is not None:
                 self.unanswered.expect_answer()
         if news:
             self.local_info["cableway"].update(news)
-        return found
+        return written
 
     def gpus(self) -> list[str]:
         """The UUIDs of the GPUs on which the peer opens blocks."""
         said = self._peer()
         return [] if said is None else list(said["gpus"])
 
-    def fetched_from(self) -> str | None:
+    def _fetched_from(self, said: dict[str, Any], found: Connection | None) -> str | None:
         """By which name of this node the peer fetches blocks from it; None: it does not."""
-        said, found = self._peer(), node.established()
-        if said is None or said.get("final") is not True or said.get("reached") is not True:
+        if said.get("final") is not True or said.get("reached") is not True:
             return None
         own = None if found is None else names.own(found)
         return None if own is None else own.node
 
-    async def _reaches(self, msg: Any) -> bool:
+    async def _reaches(self, msg: Any, said: dict[str, Any], found: Connection | None) -> bool:
         """Whether we can fetch from the peer's node. Tried out before it is asked for data for the first time."""
-        said, found = self._peer(), node.established()
-        if said is None or found is None or not said.get("bridge") or said["instance"] is None:
-            return False
-        if said["instance"] == found.instance:
+        if found is None or not said.get("bridge") or said["instance"] in (None, found.instance):
             return False
         there, probe = said["bridge"]
         known = names.known_reach(there, said["instance"])
@@ -169,14 +169,10 @@ class _Handles(tcp.TCP):
     def _news(self, reached: bool) -> dict[str, Any]:
         """What has changed since the peer was told last."""
         said = self.local_info.get("cableway")
-        if said is None or self._peer() is None:
+        if said is None:
             return {}
-        now = {
-            "instance": node.instance_for(self.peer_address),
-            "bridge": node.bridge(),
-            "reached": reached,
-            "gpus": gpus.seen() if node.has_data() else [],
-        }
+        now = node.changing(self.peer_address)
+        now["reached"] = reached
         return {what: value for what, value in now.items() if said.get(what) != value}
 
 

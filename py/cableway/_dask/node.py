@@ -27,12 +27,11 @@ from cableway.errors import Error
 __all__ = [
     "BYTES_SECONDS",
     "PROTOCOL",
-    "bridge",
+    "changing",
     "connection",
     "distrust",
     "established",
     "has_data",
-    "instance_for",
     "told",
 ]
 
@@ -126,29 +125,31 @@ def told(peer: str, final: bool) -> dict[str, Any] | None:
         if found is not None:
             names.prepare(found)
     return {
-        "instance": instance_for(peer),
         "node": socket.gethostname(),
         "protocol": PROTOCOL,
         "final": final,
-        "bridge": bridge(),
         "reached": False,
-        "gpus": gpus.seen() if has_data() else [],
+        **changing(peer),
     }
 
 
-def bridge() -> list[str] | None:
-    """How other nodes fetch from this process by the bridge (`names.Own`); None: they do not. Never blocks."""
-    found = established() if has_data() else None
-    own = None if found is None else names.own(found)
-    return None if own is None else [*own]
+def changing(peer: str) -> dict[str, Any]:
+    """That part of it which changes; `reached` does, too. Never blocks. It is asked with each message, so it must be quick.
 
-
-def instance_for(peer: str) -> int | None:
-    """The run of the broker whose handles the peer may send us; None: it is to send bytes."""
-    if not has_data() or time.monotonic() < _distrusted.get(get_address_host(peer), 0.0):
-        return None
+    - `instance`: the run of the broker whose handles the peer may send us; None: it is to send bytes.
+    - `bridge`: how other nodes fetch from this process (`names.Own`); None: they do not.
+    - `gpus`: the UUIDs of those whose memory this process can open.
+    """
+    if not has_data():
+        return {"instance": None, "bridge": None, "gpus": []}
     found = established()
-    return None if found is None else found.instance
+    own = None if found is None else names.own(found)
+    trusted = not _distrusted or time.monotonic() >= _distrusted.get(get_address_host(peer), 0.0)
+    return {
+        "instance": found.instance if found is not None and trusted else None,
+        "bridge": None if own is None else [*own],
+        "gpus": gpus.seen(),
+    }
 
 
 def distrust(peer: str) -> None:

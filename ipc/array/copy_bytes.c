@@ -225,7 +225,7 @@ static int copy_gpus(cw_client *client, const struct cw_copy_end *target,
 
 static void copy_host(uint8_t *target, const uint8_t *source, uint64_t size_bytes) {
     bool apart = target + size_bytes <= source || source + size_bytes <= target;
-    if (apart && size_bytes >= CW_PAST_CACHES_BYTES)
+    if (apart && size_bytes >= CW_PAST_CACHES_BYTES && size_bytes <= CW_PAST_CACHES_MOST)
         cw_copy_past_caches(target, source, size_bytes);
     else
         memmove(target, source, size_bytes);

@@ -6,8 +6,9 @@ It needs CuPy, NumPy, Dask, and the package; with one GPU the lines of two are l
 `python -m pip install --no-index --find-links FOLDER --no-deps --target site FOLDER/*.whl`, and PYTHONPATH=site. Each worker sees its
 own GPU first and then the others, as dask-cuda has it. After --seconds it ends with a traceback of where it stood. A sample is one
 `get_data`, until its reply is deserialized and answered, and the GPU has nothing left to do: of an array that was never sent (first),
-and once more (again). Then eight arrays that were sent before are asked for at once, each by a request of its own: their bytes by the
-time until all are there. The raw copy is CuPy's, between the two GPUs, in a process of its own. With --share workers of a GPU use one
+and once more (again), and twenty times, each request behind the other (in a row; the mean of one). 8 B is Dask's own request, of a value
+that nobody shares. Then eight arrays that were sent before are asked for at once, each by a request of its own: their bytes by the time
+until all are there. The raw copy is CuPy's, between the two GPUs, in a process of its own. With --share workers of a GPU use one
 array (`cableway.gpu-share`); with --allocator CuPy has its memory from cableway.
 """
 
@@ -29,6 +30,8 @@ from typing import Any
 
 MIB = 1 << 20
 AT_ONCE = 8
+IN_A_ROW = 20
+COLUMNS = ("8 B", "8 B in a row", "first", "again", "in a row", "at once")
 RAW = """
 import sys, time, cupy
 nbytes, times = int(sys.argv[1]), []
@@ -80,8 +83,8 @@ def total(x: Any) -> float:
     return float(x.sum())
 
 
-async def fetched(keys: list[str], maker: str, dask_worker: Any) -> float:
-    """Milliseconds until all are here, each asked for by itself."""
+async def fetched(keys: list[str], maker: str, times: int, dask_worker: Any) -> float:
+    """Milliseconds until all are here, each asked for by itself; the mean of so many times, one behind the other."""
     import asyncio  # noqa: PLC0415
 
     import cupy  # noqa: PLC0415
@@ -90,13 +93,14 @@ async def fetched(keys: list[str], maker: str, dask_worker: Any) -> float:
     rpc, own = dask_worker.rpc, dask_worker.address
     cupy.cuda.Device().synchronize()
     begin = time.perf_counter()
-    replies = await asyncio.gather(
-        *(get_data_from_worker(rpc, [key], maker, who=own) for key in keys)
-    )
-    cupy.cuda.Device().synchronize()
-    taken = (time.perf_counter() - begin) * 1000
+    for _ in range(times):
+        replies = await asyncio.gather(
+            *(get_data_from_worker(rpc, [key], maker, who=own) for key in keys)
+        )
+        cupy.cuda.Device().synchronize()
+    taken = (time.perf_counter() - begin) * 1000 / times
     for key, reply in zip(keys, replies, strict=True):
-        assert isinstance(reply["data"][key], cupy.ndarray)
+        assert isinstance(reply["data"][key], (cupy.ndarray, bytes))
     return taken
 
 
@@ -146,17 +150,26 @@ def measured(
         client.gather(client.submit(total, x, workers=[maker], pure=False))
         return x
 
-    def taken(arrays: list[Any]) -> float:
+    def taken(arrays: list[Any], times: int = 1) -> float:
         keys = [x.key for x in arrays]
-        return float(client.run(fetched, keys, maker, workers=[taker])[taker])
+        return float(client.run(fetched, keys, maker, times, workers=[taker])[taker])
 
-    samples: dict[str, list[float]] = {"first": [], "again": [], "at once": []}
+    samples: dict[str, list[float]] = {what: [] for what in COLUMNS}
+    little = client.submit(bytes, 8, workers=[maker])
+    client.gather(client.submit(len, little, workers=[maker]))
     several = [array(float(turn)) for turn in range(AT_ONCE)]
     taken(several)
     for turn in range(options.rounds + 1):  # the first one warms up
         x = array(float(turn))
-        for what, arrays in (("first", [x]), ("again", [x]), ("at once", several)):
-            found = taken(arrays)
+        for what, arrays, times in (
+            ("8 B", [little], 1),
+            ("8 B in a row", [little], IN_A_ROW),
+            ("first", [x], 1),
+            ("again", [x], 1),
+            ("in a row", [x], 1 if options.stock else IN_A_ROW),
+            ("at once", several, 1),
+        ):
+            found = taken(arrays, times)
             say(f"round {turn}, {what}: {found:.2f} ms")
             if turn:
                 samples[what].append(found)
@@ -180,7 +193,7 @@ def killed(client: Any, places: dict[str, str], options: argparse.Namespace, log
 def row(where: str, found: dict[str, float], options: argparse.Namespace) -> str:
     """A line of the table."""
     speed = AT_ONCE * options.mib / 1024 / found["at once"] * 1000
-    return f"| {where} | {found['first']:.2f} | {found['again']:.2f} | {found['at once']:.2f} | {speed:.0f} |"
+    return f"| {where} | {' | '.join(f'{found[what]:.2f}' for what in COLUMNS)} | {speed:.0f} |"
 
 
 def main() -> None:
@@ -206,16 +219,19 @@ def main() -> None:
     kind += ", one array a GPU" if options.share else ""
     kind += ", CuPy's memory from cableway" if options.allocator else ""
     print(
-        f"| {options.mib} MiB, {options.rounds} rounds, {kind} | first, ms | again, ms | {AT_ONCE} at once, ms | GiB/s |"
+        f"| {options.mib} MiB, {options.rounds} rounds, {kind}, ms | {' | '.join(COLUMNS)} | GiB/s at once |"
     )
-    print("|---|---|---|---|---|")
+    print("|---|" + "---|" * len(COLUMNS) + "---|")
     with tempfile.TemporaryDirectory() as folder, workers(gpus, options) as (client, places):
         log = f"{folder}/log"
         if options.allocator:
             client.run(allocate)
         same = measured(client, places["a"], places["b"], options, log)
         print(row("one GPU", same, options), flush=True)
-        rows = [("same GPU: at most 1 ms", f"{same['again']:.2f} ms", same["again"] <= 1)]
+        rows = [
+            (f"same GPU: at most 1 ms, {what}", f"{same[what]:.2f} ms", same[what] <= 1)
+            for what in ("again", "in a row")
+        ]
         if two:
             other = measured(client, places["a"], places["d"], options, log)
             print(row("two GPUs", other, options), flush=True)

@@ -51,13 +51,13 @@ class NumpyTransport(Transport):
 def register() -> None:
     """What the import does. May be repeated, as after PyTorch was installed."""
     known = util.transport_manager_info
-    if "CABLEWAY_NUMPY" not in known:
+    if "cableway_numpy".upper() not in known:
         register_tensor_transport("cableway_numpy", ["cpu"], NumpyTransport, np.ndarray)
     try:
         import torch
     except ImportError:
         return
-    if "CABLEWAY" not in known:
+    if "cableway".upper() not in known:
         register_tensor_transport("cableway", ["cpu"], TorchTransport, torch.Tensor)
 
 

@@ -69,6 +69,7 @@ static void ready(struct cwb_io *io, struct cwb_socket *socket) {
 }
 
 int cwb_io_new(bool use_epoll, bool bulk, struct cwb_io **out, const char **why) {
+    (void)bulk;
     (void)use_epoll;
     *why = "";
     *out = calloc(1, sizeof **out);

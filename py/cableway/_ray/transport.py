@@ -27,7 +27,7 @@ from cableway._ray.libraries import Form
 from cableway._ray.metadata import Metadata, Place
 from cableway.errors import Error, LimitExceeded
 
-__all__ = ["INLINE_BYTES", "Source", "Transport"]
+__all__ = ["INLINE_BYTES", "Source", "Transport", "session_ended"]
 
 logger = logging.getLogger("cableway.ray")
 
@@ -231,6 +231,13 @@ def _shared(
         found.transits = held.transits
     _held.setdefault(object_id, []).append(held)
     return found
+
+
+def session_ended() -> None:
+    """Nobody of Ray's asks for the objects of this process any more. Readers keep what they have."""
+    for object_id in list(_held):
+        for held in _held.pop(object_id, []):
+            _let_go(held)
 
 
 def _let_go(held: _Object) -> None:

@@ -35,7 +35,7 @@ from cableway._ray import blocks, names
 from cableway._ray.libraries import Form
 from cableway.errors import Error
 
-__all__ = ["Metadata", "Place", "connection"]
+__all__ = ["Metadata", "Place", "connection", "reason"]
 
 logger = logging.getLogger("cableway.ray")
 
@@ -68,6 +68,7 @@ class Metadata(TensorTransportMetadata):
         names: of the blocks, for other nodes: the node's, and one for each block; None: none.
         values: the arrays' bytes, where they are few, or nobody could be asked for them. None: they are to be had from blocks, or else
             from their actor.
+        reason: why they are not in blocks, for errors of those that read; "": they are, or need none.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Metadata(TensorTransportMetadata):
         handles: list[bytes],
         names: tuple[str, list[str]] | None,
         values: Any,
+        reason: str = "",
     ) -> None:
         super().__init__([(form.shape, form.dtype) for form in forms], device)
         self.object_id = object_id
@@ -89,6 +91,7 @@ class Metadata(TensorTransportMetadata):
         self.handles = handles
         self.names = names
         self.values = values
+        self.reason = reason
         self.transits: list[bytes] = []  # handles for the owner
         self.leases: list[Lease] = []  # the owner's, and its names for the blocks
         self.owner_names: list[str] = []
@@ -107,6 +110,7 @@ class Metadata(TensorTransportMetadata):
             self.handles,
             self.names,
             self.values,
+            self.reason,
         )
         return _arrived, (state, self.transits if self._goes_to_owner() else [])
 
@@ -214,3 +218,8 @@ def connection() -> client.Connection | None:
         return None
     _said = ""
     return found
+
+
+def reason() -> str:
+    """Why `connection` gave none, as it found last."""
+    return _said

@@ -122,6 +122,13 @@ def no_broker() -> None:
     assert get(x).sum() == 2 * MIB
     put = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
     assert get(reader.total.remote(put)) == MIB == get(put).sum()
+    kill(maker)  # then the error names what only the actor had met
+    try:
+        get(reader.total.remote(x))
+        raise AssertionError("the arrays are gone")
+    except ray.exceptions.RayTaskError as error:
+        assert "they are not in shared memory: " in str(error), error
+        assert os.environ["CABLEWAY_DIR"] in str(error), error
 
 
 if __name__ == "__main__":

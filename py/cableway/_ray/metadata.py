@@ -95,10 +95,22 @@ class Metadata(TensorTransportMetadata):
         self.transits: list[bytes] = []  # handles for the owner
         self.leases: list[Lease] = []  # the owner's, and its names for the blocks
         self.owner_names: list[str] = []
+        self.put_here: Callable[[], Any] | None = None  # the arrays' bytes, if a program put them
 
     def __del__(self) -> None:
         if getattr(self, "owner_names", None):  # perhaps amid anything: the names go later
             _keeper.do(functools.partial(_forget_names, self.instance, self.owner_names))
+
+    def _values(self) -> Any:
+        """For a reader. Nobody asks a program for what it has put: once the broker of the blocks is gone, the arrays go along. Ray holds
+        its lock meanwhile.
+        """
+        if self.values is not None or self.put_here is None:
+            return self.values
+        known = client.known()
+        if known is None or known.closed or known.lost or known.instance != self.instance:
+            return self.put_here()
+        return None
 
     def __reduce__(self) -> Any:
         state = (
@@ -109,7 +121,7 @@ class Metadata(TensorTransportMetadata):
             self.instance,
             self.handles,
             self.names,
-            self.values,
+            self._values(),
             self.reason,
         )
         return _arrived, (state, self.transits if self._goes_to_owner() else [])

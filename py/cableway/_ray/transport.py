@@ -14,6 +14,7 @@ a dict alone.
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -230,6 +231,8 @@ def _shared(
         except LimitExceeded as error:
             logger.warning("object %s lasts as long as its actor: %s", object_id, error)
         found.transits = held.transits
+    else:
+        found.put_here = functools.partial(fetching.stored, object_id)
     _held.setdefault(object_id, []).append(held)
     return found
 

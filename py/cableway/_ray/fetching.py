@@ -14,7 +14,7 @@ from cableway._ray.libraries import Form, host_bytes, made
 from cableway._ray.metadata import Metadata
 from cableway.errors import Error
 
-__all__ = ["FETCH_SECONDS", "from_actor", "of_bytes", "packed"]
+__all__ = ["FETCH_SECONDS", "from_actor", "of_bytes", "packed", "stored"]
 
 FETCH_SECONDS = 60.0  # for which an actor is waited for
 
@@ -36,6 +36,11 @@ def of_bytes(parts: list[Any], forms: list[Form]) -> list[Any]:
 
 def _bytes_there(_: Any, object_id: str) -> list[Any] | None:
     """Runs at the actor that made the object. None: it has it no more."""
+    return stored(object_id)
+
+
+def stored(object_id: str) -> list[Any] | None:
+    """The bytes of each array of an object that this process has made. None: it has it no more."""
     from ray._private.worker import global_worker
 
     store = global_worker.rdt_manager.rdt_store

@@ -35,7 +35,7 @@ from cableway._ray import blocks, names
 from cableway._ray.libraries import Form
 from cableway.errors import Error
 
-__all__ = ["Metadata", "Place", "connection"]
+__all__ = ["Metadata", "Place", "connection", "reason"]
 
 logger = logging.getLogger("cableway.ray")
 
@@ -68,6 +68,7 @@ class Metadata(TensorTransportMetadata):
         names: of the blocks, for other nodes: the node's, and one for each block; None: none.
         values: the arrays' bytes, where they are few, or nobody could be asked for them. None: they are to be had from blocks, or else
             from their actor.
+        reason: why they are not in blocks, for errors of those that read; "": they are, or need none.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Metadata(TensorTransportMetadata):
         handles: list[bytes],
         names: tuple[str, list[str]] | None,
         values: Any,
+        reason: str = "",
     ) -> None:
         super().__init__([(form.shape, form.dtype) for form in forms], device)
         self.object_id = object_id
@@ -89,13 +91,26 @@ class Metadata(TensorTransportMetadata):
         self.handles = handles
         self.names = names
         self.values = values
+        self.reason = reason
         self.transits: list[bytes] = []  # handles for the owner
         self.leases: list[Lease] = []  # the owner's, and its names for the blocks
         self.owner_names: list[str] = []
+        self.put_here: Callable[[], Any] | None = None  # the arrays' bytes, if a program put them
 
     def __del__(self) -> None:
         if getattr(self, "owner_names", None):  # perhaps amid anything: the names go later
             _keeper.do(functools.partial(_forget_names, self.instance, self.owner_names))
+
+    def _values(self) -> Any:
+        """For a reader. Nobody asks a program for what it has put: once the broker of the blocks is gone, the arrays go along. Ray holds
+        its lock meanwhile.
+        """
+        if self.values is not None or self.put_here is None:
+            return self.values
+        known = client.known()
+        if known is None or known.closed or known.lost or known.instance != self.instance:
+            return self.put_here()
+        return None
 
     def __reduce__(self) -> Any:
         state = (
@@ -106,7 +121,8 @@ class Metadata(TensorTransportMetadata):
             self.instance,
             self.handles,
             self.names,
-            self.values,
+            self._values(),
+            self.reason,
         )
         return _arrived, (state, self.transits if self._goes_to_owner() else [])
 
@@ -214,3 +230,8 @@ def connection() -> client.Connection | None:
         return None
     _said = ""
     return found
+
+
+def reason() -> str:
+    """Why `connection` gave none, as it found last."""
+    return _said

@@ -14,6 +14,7 @@ a dict alone.
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import Any
 
@@ -27,7 +28,7 @@ from cableway._ray.libraries import Form
 from cableway._ray.metadata import Metadata, Place
 from cableway.errors import Error, LimitExceeded
 
-__all__ = ["INLINE_BYTES", "Source", "Transport"]
+__all__ = ["INLINE_BYTES", "Source", "Transport", "session_ended"]
 
 logger = logging.getLogger("cableway.ray")
 
@@ -172,16 +173,17 @@ def _described(object_id: str, arrays: list[Any]) -> Metadata:
     if sum(part.nbytes for part in parts) < INLINE_BYTES:
         few = [part.tobytes() for part in parts]
         return Metadata(object_id, forms, device, [], 0, [], None, few)
-    connection = metadata.connection()
+    connection, reason = metadata.connection(), metadata.reason()
     try:
         if connection is not None:
             return _shared(connection, object_id, forms, device, parts)
     except Error as error:
+        reason = str(error)
         logger.warning("object %s goes through Ray's object store: %s", object_id, error)
     # Of a program that is no actor nobody can ask: Ray sends them as arguments. A reference to its object store would not do, since it
     # holds a lock while it pickles metadata, for which pickling a reference asks.
     by_value = ray.get_runtime_context().get_actor_id() is None
-    return Metadata(object_id, forms, device, [], 0, [], None, parts if by_value else None)
+    return Metadata(object_id, forms, device, [], 0, [], None, parts if by_value else None, reason)
 
 
 def _shared(
@@ -229,8 +231,17 @@ def _shared(
         except LimitExceeded as error:
             logger.warning("object %s lasts as long as its actor: %s", object_id, error)
         found.transits = held.transits
+    else:
+        found.put_here = functools.partial(fetching.stored, object_id)
     _held.setdefault(object_id, []).append(held)
     return found
+
+
+def session_ended() -> None:
+    """Nobody of Ray's asks for the objects of this process any more. Readers keep what they have."""
+    for object_id in list(_held):
+        for held in _held.pop(object_id, []):
+            _let_go(held)
 
 
 def _let_go(held: _Object) -> None:
@@ -249,11 +260,12 @@ def _opened(found: Metadata, actor: Any) -> list[Any]:
     if found.values is not None:
         return fetching.of_bytes(found.values, found.forms)
     if not found.handles:
-        return fetching.from_actor(found, _maker(found, actor), "they are not in shared memory")
+        why = f"they are not in shared memory: {found.reason}"
+        return fetching.from_actor(found, _maker(found, actor), why)
     connection = metadata.connection()
     try:
         if connection is None:
-            raise Error("this process has no broker")
+            raise Error(f"this process has no broker: {metadata.reason()}")
         if connection.instance == found.instance:
             views = [blocks.view(connection, handle) for handle in found.handles]
         else:

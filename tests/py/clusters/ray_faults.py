@@ -113,6 +113,28 @@ def broker_killed() -> None:
             kill(actor)
 
 
+def broker_killed_after_put() -> None:
+    """What a driver has put is there for the driver and for actors as long as the driver is."""
+    for fill in range(1, ROUNDS + 1):
+        early, late = Reader.remote(), Reader.remote()
+        some = [
+            ray.put(np.full(MIB, float(fill)), _tensor_transport="cableway_numpy") for _ in "ab"
+        ]
+        assert get(early.keep.remote(some[0])) == 8 * MIB
+        known = client.current()
+        os.kill(known.broker_pid, signal.SIGKILL)
+        assert eventually(lambda known=known: known.lost)
+        for x in some:
+            for reader in (early, late):
+                assert get(reader.total.remote(x)) == MIB * fill
+            assert get(x).sum() == MIB * fill
+        assert get(early.keep.remote(some[0])) == 0
+        shared = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
+        assert eventually(lambda r=late, x=shared: get(r.keep.remote(x)) == 8 * MIB)
+        for actor in (early, late):
+            kill(actor)
+
+
 def no_broker() -> None:
     """A setting with which none can be reached: all goes through Ray's object store."""
     maker, reader = Maker.remote(), Reader.remote()
@@ -122,12 +144,26 @@ def no_broker() -> None:
     assert get(x).sum() == 2 * MIB
     put = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
     assert get(reader.total.remote(put)) == MIB == get(put).sum()
+    kill(maker)  # then the error names what only the actor had met
+    try:
+        get(reader.total.remote(x))
+        raise AssertionError("the arrays are gone")
+    except ray.exceptions.RayTaskError as error:
+        assert "they are not in shared memory: " in str(error), error
+        assert os.environ["CABLEWAY_DIR"] in str(error), error
 
 
 if __name__ == "__main__":
     ray_cluster.main(
         {
             f.__name__: f
-            for f in (maker_killed, reader_killed, owner_killed, broker_killed, no_broker)
+            for f in (
+                maker_killed,
+                reader_killed,
+                owner_killed,
+                broker_killed,
+                broker_killed_after_put,
+                no_broker,
+            )
         }
     )

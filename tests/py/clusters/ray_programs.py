@@ -76,6 +76,50 @@ def values() -> None:
         same(get(reader.call.remote(lambda v: v, by_put)), value)
 
 
+def subclasses() -> None:
+    """What has no plain arrays goes as always, also if it was put."""
+    maker, reader = Maker.remote(), Reader.remote()
+    masked = np.ma.masked_less(np.arange(9), 4)
+    for value in (
+        {"loss": np.float32(1)},
+        np.float64(5),
+        [np.float32(1), np.int8(2)],
+        np.matrix([[1, 2], [3, 4]]),
+        np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        masked,
+        [masked, np.ones(3)],
+        5,
+        "s",
+        {"a": 1},
+    ):
+        put = ray.put(value, _tensor_transport="cableway_numpy")
+        sent = maker.call.remote(lambda v: v, value)
+        for found in (
+            get(put),
+            get(reader.call.remote(lambda v: v, put)),
+            get(sent),
+            get(reader.call.remote(lambda v: v, sent)),
+        ):
+            assert type(found) is type(value) and str(found) == str(value), (found, value)
+
+
+def sessions() -> None:
+    """What a session has put is free when it has ended, though references are there; the next one has values of its own."""
+    references = []
+    for fill in range(3):
+        references.append(
+            ray.put(np.full(4 * MIB, float(fill)), _tensor_transport="cableway_numpy")
+        )
+        maker, reader = Maker.remote(), Reader.remote()
+        references.append(maker.ones.remote(8, float(fill)))
+        assert get(reader.total.remote(references[-2])) == 4 * MIB * fill
+        assert get(references[-1]).sum() == MIB * fill
+        ray.shutdown()
+        assert eventually(lambda: used() == 0), used()
+        assert stored() == 0
+        ray_cluster.start()
+
+
 def same(found: Any, value: Any) -> None:
     assert type(found) is type(value)
     if isinstance(value, dict):
@@ -262,5 +306,19 @@ def full() -> None:
 
 if __name__ == "__main__":
     ray_cluster.main(
-        {f.__name__: f for f in (sharing, values, idioms, many, writing, mistakes, plain, full)}
+        {
+            f.__name__: f
+            for f in (
+                sharing,
+                values,
+                subclasses,
+                sessions,
+                idioms,
+                many,
+                writing,
+                mistakes,
+                plain,
+                full,
+            )
+        }
     )

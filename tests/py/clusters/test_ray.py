@@ -15,6 +15,8 @@ from ray_runs import PLACE, run
     [
         ("sharing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("values", {}),
+        ("subclasses", {}),
+        ("sessions", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("idioms", {}),
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("writing", {"CABLEWAY_CACHE_BYTES": "0"}),

@@ -6,7 +6,10 @@ import pytest
 from ray_runs import run
 
 
-@pytest.mark.parametrize("name", ["maker_killed", "reader_killed", "owner_killed", "broker_killed"])
+@pytest.mark.parametrize(
+    "name",
+    ["maker_killed", "reader_killed", "owner_killed", "broker_killed", "broker_killed_after_put"],
+)
 def test_ray_lives_through(name, tmp_path):
     printed = run("ray_faults.py", tmp_path, name, environment={"CABLEWAY_CACHE_BYTES": "0"})
     assert printed.endswith("well\n")

@@ -22,7 +22,7 @@ from ray._private.worker import Worker
 
 __all__ = ["TRANSPORTS", "watch"]
 
-TRANSPORTS = ("CABLEWAY", "CABLEWAY_NUMPY")  # as Ray writes their names
+TRANSPORTS = tuple(name.upper() for name in ("cableway", "cableway_numpy"))  # Ray writes their names in capitals
 
 _watched = False
 

@@ -12,7 +12,7 @@
 #include "ipc/array/array.h"
 #include "ipc/array/copy_bytes.h"
 #include "ipc/array/mover_copy.h"
-#include "ipc/base/past_caches.h"
+#include "ipc/base/parallel_copy.h"
 #include "ipc/client.h"
 #include "ipc/cuda/backend.h"
 #include "ipc/cuda/staging.h"
@@ -223,21 +223,13 @@ static int copy_gpus(cw_client *client, const struct cw_copy_end *target,
     return code;
 }
 
-static void copy_host(uint8_t *target, const uint8_t *source, uint64_t size_bytes) {
-    bool apart = target + size_bytes <= source || source + size_bytes <= target;
-    if (apart && size_bytes >= CW_PAST_CACHES_BYTES && size_bytes <= CW_PAST_CACHES_MOST)
-        cw_copy_past_caches(target, source, size_bytes);
-    else
-        memmove(target, source, size_bytes);
-}
-
 static int copy_bytes(cw_client *client, const struct cw_copy_end *target,
                       const struct cw_copy_end *source, uint64_t size_bytes, void *stream,
                       bool in_mover) {
     if (size_bytes == 0)
         return 0;
     if (target->gpu < 0 && source->gpu < 0) {
-        copy_host(target->bytes, source->bytes, size_bytes);
+        cw_copy_in_parallel(target->bytes, source->bytes, size_bytes);
         return 0;
     }
     return target->gpu < 0 || source->gpu < 0

@@ -19,7 +19,6 @@
  * with any copy.
  */
 #include <pthread.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -103,12 +102,7 @@ static void *helper(void *argument) {
 
 /* As many as there are other CPUs for this thread, and as the work is worth. */
 static unsigned helpers_wanted(uint64_t size_bytes) {
-    cpu_set_t cpus;
-    unsigned others = 0;
-    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0)
-        others = (unsigned)CPU_COUNT(&cpus) - 1;
-    if (others > HELPERS_MAX)
-        others = HELPERS_MAX;
+    unsigned others = cw_thread_spare_cpus(HELPERS_MAX);
     return size_bytes / HELPER_BYTES < others ? (unsigned)(size_bytes / HELPER_BYTES) : others;
 }
 

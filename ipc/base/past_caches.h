@@ -12,7 +12,7 @@
 
 #include <stddef.h>
 
-#define CW_PAST_CACHES_BYTES (32ull << 20) /* from here on it pays, */
+#define CW_PAST_CACHES_BYTES (32ull << 20) /* one thread: from here on it pays, */
 #define CW_PAST_CACHES_MOST  (96ull << 20) /* and to here */
 
 /* As memcpy(): the two do not overlap. Any alignment. Other threads see all of it once they see

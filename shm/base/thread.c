@@ -4,6 +4,7 @@
  */
 #include "shm/base/thread.h"
 
+#include <sched.h>
 #include <signal.h>
 
 int cw_thread_start(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
@@ -17,4 +18,12 @@ int cw_thread_start(pthread_t *thread, const pthread_attr_t *attributes, void *(
     if (error == 0)
         *thread = made;
     return error;
+}
+
+unsigned cw_thread_spare_cpus(unsigned most) {
+    cpu_set_t cpus;
+    if (sched_getaffinity(0, sizeof cpus, &cpus) != 0)
+        return 0;
+    unsigned others = (unsigned)CPU_COUNT(&cpus) - 1;
+    return others < most ? others : most;
 }

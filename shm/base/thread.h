@@ -9,4 +9,8 @@
 int cw_thread_start(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                     void *context);
 
+/* How many threads beside this one would have a processor of their own, most at most. 0 where that
+ * cannot be found out: a machine with more than 1,024. */
+unsigned cw_thread_spare_cpus(unsigned most);
+
 #endif

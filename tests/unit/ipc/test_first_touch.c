@@ -1,10 +1,9 @@
 /*
  * The promises of memory that nobody has written yet (ipc/array/first_touch.h), against a real
- * broker, and of copies past the caches (ipc/base/past_caches.h).
+ * broker.
  */
 #include <sched.h>
 
-#include "ipc/base/past_caches.h"
 #include "tests/unit/ipc/client_support.h"
 
 #define PAGE  4096u
@@ -257,43 +256,6 @@ static void a_child_writes_its_parents_new_array(void **state) {
     free(bytes);
 }
 
-static void past_the_caches_each_byte_arrives_alone(void **state) {
-    (void)state;
-    uint8_t *source = malloc(PAGE), *target = malloc(PAGE);
-    assert_non_null(source);
-    assert_non_null(target);
-    for (size_t i = 0; i < PAGE; i++)
-        source[i] = (uint8_t)(i * 7 + i / 256);
-    for (size_t to = 0; to < 70; to += 3)
-        for (size_t from = 0; from < 70; from += 5)
-            for (size_t size = 0; size < 700; size += size < 300 ? 1 : 37) {
-                memset(target, GUARD, PAGE);
-                cw_copy_past_caches(target + to, source + from, size);
-                assert_memory_equal(target + to, source + from, size);
-                for (size_t i = 0; i < 1024; i++)
-                    if (i < to || i >= to + size)
-                        assert_int_equal(target[i], GUARD);
-            }
-    free(source);
-    free(target);
-}
-
-static void past_the_caches_a_large_one_arrives(void **state) {
-    (void)state;
-    size_t size = CW_PAST_CACHES_BYTES + 12345;
-    uint8_t *source = malloc(size), *target = calloc(size + 2, 1);
-    assert_non_null(source);
-    assert_non_null(target);
-    for (size_t i = 0; i < size; i++)
-        source[i] = (uint8_t)(i * 31 + i / 65536);
-    cw_copy_past_caches(target + 1, source, size);
-    assert_int_equal(target[0], 0);
-    assert_int_equal(target[size + 1], 0);
-    assert_memory_equal(target + 1, source, size);
-    free(source);
-    free(target);
-}
-
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, folder_make, folder_remove)
     const struct CMUnitTest tests[] = {
@@ -307,8 +269,6 @@ int main(void) {
         TEST(it_is_written_whole_after_the_brokers_death),
         TEST(a_stopped_broker_does_not_hold_it_up),
         TEST(a_child_writes_its_parents_new_array),
-        cmocka_unit_test(past_the_caches_each_byte_arrives_alone),
-        cmocka_unit_test(past_the_caches_a_large_one_arrives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,8 +9,8 @@ All else are bytes. What a worker sends of its data, by handle or as bytes, is w
 Between nodes that have bridges, a worker's reply names blocks (`names`), if the reader has said that it can fetch from that worker's
 node. Before it asks a worker for data it tries that out, once for each node.
 
-A process whose broker ended, or that has found another one, or can fetch from the peer's node now, says so with its next message on each
-connection that is there: a peer of ours gets `{"cableway-news": what has changed of what the handshake told, "message": the message}`,
+A process whose broker ended, or that has found another one, or can fetch from the peer's node now, says so with a message within the
+next 50 ms, or the first one after that, on each connection that is there: a peer of ours gets `{"cableway-news": what has changed of what the handshake told, "message": the message}`,
 and takes that apart. So both come back to handles on the connections that they have.
 
 What a message names is held until the peer's answer, which is any message on the same connection, or its end, and for 30 s at most where
@@ -22,6 +22,7 @@ tells our host that it has no broker, and so gets bytes.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from distributed.comm import tcp
@@ -30,29 +31,29 @@ from distributed.comm.core import CommClosedError
 from cableway._dask import family, gpu_objects, gpus, memory, names, node, replies
 from cableway.client import Connection
 
-__all__ = ["HOLD_SECONDS", "TCPBackend", "TLSBackend"]
+__all__ = ["HOLD_SECONDS", "LOOK_SECONDS", "TCPBackend", "TLSBackend"]
 
 HOLD_SECONDS = 30.0
+LOOK_SECONDS = 0.05  # for which a connection takes what it has seen of broker and peer as it is
 _NEWS = "cableway-news"
+_SERIALIZERS = ("cableway", *family.INNER)
 
 
 class _Unanswered(list[Any]):
-    """Records of messages that the peer has not answered yet."""
+    """Records of messages that the peer has not answered yet. While there are any, a timer runs."""
 
     timer: asyncio.TimerHandle | None = None
 
     def expect_answer(self) -> None:
         """A message was sent: its records go in 30 s, or by `answered`."""
         self._stop()
-        if self:
-            self.timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.answered)
+        self.timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.answered)
 
     def answered(self) -> None:
         """The peer has read everything."""
         self._stop()
-        if self:
-            self.clear()
-            memory.collect_soon()
+        self.clear()
+        memory.collect_soon()
 
     def _stop(self) -> None:
         if self.timer is not None:
@@ -70,6 +71,10 @@ class _Handles(tcp.TCP):
 
     worker: Any = None
     unanswered: _Unanswered | None = None
+    _look_again = 0.0
+    _generation = 0
+    _handles = False
+    _node_name: str | None = None  # by which the peer fetches from this node
 
     def handshake_info(self) -> dict[str, Any]:
         info = super().handshake_info()
@@ -96,8 +101,10 @@ class _Handles(tcp.TCP):
                 said = self._peer()
                 if said is not None:
                     said.update(message[_NEWS])
+                    self._look_again = 0.0
                 message = message["message"]
-            message = await replies.opened(message)
+            if type(message) is dict and type(message.get("data")) is dict:
+                message = await replies.opened(message)
         except family.HandleFailed as error:
             # Of another broker the next messages tell, and that a node cannot be reached was noted.
             if not isinstance(error, (family.OtherBroker, family.NotFetched)):
@@ -105,58 +112,90 @@ class _Handles(tcp.TCP):
             self.abort()
             raise CommClosedError(f"in {self}: a handle could not be opened: {error}") from error
         except CommClosedError:
-            if self.unanswered is not None:  # the peer has read what it will ever read
+            if self.unanswered:  # the peer has read what it will ever read
                 gpu_objects.not_taken(self.unanswered)
                 self.unanswered.answered()
             raise
-        if self.unanswered is not None:
+        if self.unanswered:
             self.unanswered.answered()
         return message
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> Any:
-        said, found = self._peer(), None
-        handles, node_name, reached = False, None, False
-        if said is not None:
-            found = node.established() if node.has_data() else None
-            if serializers is None:
-                handles = self._takes_handles(said, found)
-                node_name = None if handles else self._fetched_from(said, found)
-            reached = await self._reaches(msg, said, found)
-            if gpus.must_look() and node.has_data():
-                await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
-        if (handles or node_name is not None) and self.unanswered is None:
-            self.unanswered = _Unanswered()
-        if handles:
-            self.handshake_options["cableway"] = self.unanswered  # the family's context
-            serializers = ("cableway", *family.INNER)
-        msg = await replies.with_keys(self, msg, handles, node_name, serializers)
-        news = {} if said is None else self._news(reached)
+        news = None
+        if self._generation != node.generation or time.monotonic() >= self._look_again:
+            news = await self._look(msg)
+        handles = self._handles and serializers is None
+        node_name = self._node_name if serializers is None else None
+        if type(msg) is dict and type(msg.get("data")) is dict:
+            msg, serializers = await self._with_keys(msg, handles, node_name, serializers)
+        elif handles:
+            serializers = self._with_handles()
         if news:
             msg = {_NEWS: news, "message": msg}
         try:
             written = await super().write(msg, serializers=serializers, on_error=on_error)
         finally:
-            if (handles or node_name is not None) and self.unanswered is not None:
+            if self.unanswered and (handles or node_name is not None):
                 self.unanswered.expect_answer()
         if news:
             self.local_info["cableway"].update(news)
         return written
+
+    async def _with_keys(
+        self, msg: Any, handles: bool, node_name: str | None, serializers: Any
+    ) -> tuple[Any, Any]:
+        """The message with its large objects packed, and the serializers for the others."""
+        if self.unanswered is None and (handles or node_name is not None):
+            self.unanswered = _Unanswered()
+        chosen = self._with_handles() if handles else serializers
+        packed = await replies.with_keys(self, msg, handles, node_name, chosen)
+        served = self.worker is not None and msg.get("status") == "OK"  # what is large is packed
+        return packed, serializers if served else chosen
+
+    def _with_handles(self) -> tuple[str, ...]:
+        """The serializers for a peer that takes handles."""
+        if self.unanswered is None:
+            self.unanswered = _Unanswered()
+        self.handshake_options["cableway"] = self.unanswered  # the family's context
+        return _SERIALIZERS
+
+    async def _look(self, msg: Any) -> dict[str, Any] | None:
+        """Finds out what the peer takes, for the next messages, too: it is asked with each of them, and changes seldom.
+
+        Returns:
+            What the peer is to be told; None: nothing.
+        """
+        self._handles, self._node_name, self._generation = False, None, node.generation
+        said = self._peer()
+        if said is None:
+            return None
+        found, reached = node.established() if node.has_data() else None, False
+        self._handles = self._takes_handles(said, found)
+        if not self._handles and found is not None:
+            reached = await self._reaches(msg, said, found)
+            self._node_name = self._fetched_from(said, found)
+        if gpus.must_look() and node.has_data():
+            await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
+        news = self._news(found, reached)
+        if not news and (self._handles or found is None):
+            self._look_again = time.monotonic() + LOOK_SECONDS
+        return news
 
     def gpus(self) -> list[str]:
         """The UUIDs of the GPUs on which the peer opens blocks."""
         said = self._peer()
         return [] if said is None else list(said["gpus"])
 
-    def _fetched_from(self, said: dict[str, Any], found: Connection | None) -> str | None:
+    def _fetched_from(self, said: dict[str, Any], found: Connection) -> str | None:
         """By which name of this node the peer fetches blocks from it; None: it does not."""
         if said.get("final") is not True or said.get("reached") is not True:
             return None
-        own = None if found is None else names.own(found)
+        own = names.own(found)
         return None if own is None else own.node
 
-    async def _reaches(self, msg: Any, said: dict[str, Any], found: Connection | None) -> bool:
+    async def _reaches(self, msg: Any, said: dict[str, Any], found: Connection) -> bool:
         """Whether we can fetch from the peer's node. Tried out before it is asked for data for the first time."""
-        if found is None or not said.get("bridge") or said["instance"] in (None, found.instance):
+        if not said.get("bridge") or said["instance"] in (None, found.instance):
             return False
         there, probe = said["bridge"]
         known = names.known_reach(there, said["instance"])
@@ -166,13 +205,12 @@ class _Handles(tcp.TCP):
             known = await ask
         return bool(known)
 
-    def _news(self, reached: bool) -> dict[str, Any]:
+    def _news(self, found: Connection | None, reached: bool) -> dict[str, Any] | None:
         """What has changed since the peer was told last."""
         said = self.local_info.get("cableway")
         if said is None:
-            return {}
-        now = node.changing(self.peer_address)
-        now["reached"] = reached
+            return None
+        now = {"reached": reached, **node.changing(self.peer_address, found)}
         return {what: value for what, value in now.items() if said.get(what) != value}
 
 

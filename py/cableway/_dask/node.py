@@ -43,6 +43,7 @@ PROTOCOL = (
 BYTES_SECONDS = 30.0  # for which a host's processes are sent no handles after one failed
 _RETRY_SECONDS = 5.0  # after no broker could be reached
 
+generation = 0  # another one: a broker was found, or a host is distrusted, and `changing` says something else
 _lock = threading.Lock()
 _not_before = 0.0
 _had = False  # whether there was ever a connection
@@ -64,7 +65,7 @@ def connection() -> client.Connection | None:
 
     Blocks for some milliseconds where it connects, for 10 s at most where the broker does not answer; then not again for 5 s.
     """
-    global _not_before, _had, _said
+    global _not_before, _had, _said, generation
     found = _usable()
     if found is not None:
         return found
@@ -80,7 +81,7 @@ def connection() -> client.Connection | None:
                 _said = str(error)
                 logger.warning("arrays are not shared, but sent as bytes: %s", error)
             return None
-        _had, _said = True, ""
+        _had, _said, generation = True, "", generation + 1
         return found
 
 
@@ -129,20 +130,22 @@ def told(peer: str, final: bool) -> dict[str, Any] | None:
         "protocol": PROTOCOL,
         "final": final,
         "reached": False,
-        **changing(peer),
+        **changing(peer, established() if has_data() else None),
     }
 
 
-def changing(peer: str) -> dict[str, Any]:
-    """That part of it which changes; `reached` does, too. Never blocks. It is asked with each message, so it must be quick.
+def changing(peer: str, found: client.Connection | None) -> dict[str, Any]:
+    """That part of it which changes; `reached` does, too. Never blocks. It is asked often, so it must be quick.
 
     - `instance`: the run of the broker whose handles the peer may send us; None: it is to send bytes.
     - `bridge`: how other nodes fetch from this process (`names.Own`); None: they do not.
     - `gpus`: the UUIDs of those whose memory this process can open.
+
+    Args:
+        found: what `established` gave; None where this process has no data (`has_data`).
     """
     if not has_data():
         return {"instance": None, "bridge": None, "gpus": []}
-    found = established()
     own = None if found is None else names.own(found)
     trusted = not _distrusted or time.monotonic() >= _distrusted.get(get_address_host(peer), 0.0)
     return {
@@ -154,4 +157,6 @@ def changing(peer: str) -> dict[str, Any]:
 
 def distrust(peer: str) -> None:
     """A handle of this peer could not be opened: its host's processes are to send bytes for 30 s."""
+    global generation
+    generation += 1
     _distrusted[get_address_host(peer)] = time.monotonic() + BYTES_SECONDS

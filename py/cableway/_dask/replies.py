@@ -34,7 +34,7 @@ _Found: TypeAlias = "Record | GpuRecord | Serialized | None"
 async def with_keys(
     comm: Any, msg: Any, handles: bool, node_name: str | None, serializers: Any
 ) -> Any:
-    """The message with its large objects packed, if it is one that names their keys; else as it is.
+    """The message, whose "data" are a dict, with its large objects packed, if it is one that names their keys; else as it is.
 
     Args:
         comm: the connection (`comm`).
@@ -42,8 +42,6 @@ async def with_keys(
         node_name: the peer is on another node, and fetches blocks by name from this one, which it knows by that; None: it does not.
         serializers: those that the caller asks for; None: Dask's.
     """
-    if not isinstance(msg, dict) or type(msg.get("data")) is not dict:
-        return msg
     serves = comm.worker is not None and msg.get("status") == "OK"
     if not serves and not (handles and msg.get("op") == "update_data"):
         return msg
@@ -116,15 +114,13 @@ def _named(found: dict[Any, _Found]) -> set[Any]:
 
 
 async def opened(msg: Any) -> Any:
-    """The message with those objects that take long to open, or come from another node.
+    """The message, whose "data" are a dict, with those objects that take long to open, or come from another node.
 
     Raises:
         HandleFailed: a view of a block cannot be made, or it cannot be fetched.
         Exception: what the object's own family raises.
     """
-    data = msg.get("data") if type(msg) is dict else None
-    if type(data) is not dict:
-        return msg
+    data = msg["data"]
     later = {key: value for key, value in data.items() if type(value) is family.Later}
     found = {}
     if later:

@@ -142,11 +142,11 @@ def attach(worker: Any) -> None:
         names.prepare(found)
     original, served = worker.handlers["get_data"], Served(worker)
 
-    async def get_data(
+    def get_data(
         comm: Any, keys: Any, who: str | None = None, serializers: list[str] | None = None
-    ) -> Any:
+    ) -> Any:  # a coroutine
         comm.worker = served
-        return await original(comm, keys, who=who, serializers=serializers)
+        return original(comm, keys, who=who, serializers=serializers)
 
     worker.handlers["get_data"] = get_data
     worker.plugins["cableway"] = served

@@ -22,7 +22,9 @@ from ray._private.worker import Worker
 
 __all__ = ["TRANSPORTS", "watch"]
 
-TRANSPORTS = tuple(name.upper() for name in ("cableway", "cableway_numpy"))  # Ray writes their names in capitals
+TRANSPORTS = tuple(
+    name.upper() for name in ("cableway", "cableway_numpy")
+)  # Ray writes their names in capitals
 
 _watched = False
 

@@ -1,11 +1,9 @@
 /*
  * Large copies by several threads: see parallel_copy.h.
  *
- * The copy is cut into pieces, and each thread claims the next one, so a helper that begins late,
- * or never, costs nothing. Invariant: memory is touched only by who has claimed a piece, and the
- * caller returns when each piece was copied; so who comes later finds none, and touches nothing but
- * the job, which its last holder frees. The lock is held for the claims alone. A fork leaves the
- * child without helpers: the job of a copy in another thread stays there, some 100 bytes.
+ * The copy is cut into pieces, and each thread claims the next one under the lock, so each byte is
+ * written once, and a helper that begins late finds little or nothing left. Owner: the call; it
+ * ends when its helpers have. A fork leaves the child without helpers, and without the call.
  */
 #include "ipc/base/parallel_copy.h"
 
@@ -14,91 +12,51 @@
 
 #include <stdbool.h>
 #include <stddef.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define PIECE_BYTES (2ull << 20)
-#define HELPERS_MAX (CW_PARALLEL_COPY_THREADS - 1)
+#define HELPERS_MAX 3u
 
-struct job {
+struct work {
     char *target;
     const char *source;
-    uint64_t size_bytes, pieces;
+    uint64_t size_bytes;
     pthread_mutex_t lock;
-    pthread_cond_t whole;     /* all pieces were copied */
-    uint64_t claimed, copied; /* pieces */
-    unsigned holders;         /* the caller and each helper */
+    uint64_t claimed_bytes;
 };
 
-/* Lets go of the job, so many times. */
-static void drop(struct job *job, unsigned times) {
-    pthread_mutex_lock(&job->lock);
-    bool last = (job->holders -= times) == 0;
-    pthread_mutex_unlock(&job->lock);
-    if (!last)
-        return;
-    pthread_cond_destroy(&job->whole);
-    pthread_mutex_destroy(&job->lock);
-    free(job);
+static bool claim(struct work *work, uint64_t *begin_bytes, uint64_t *size_bytes) {
+    pthread_mutex_lock(&work->lock);
+    *begin_bytes = work->claimed_bytes;
+    uint64_t left_bytes = work->size_bytes - work->claimed_bytes;
+    *size_bytes = left_bytes < PIECE_BYTES ? left_bytes : PIECE_BYTES;
+    work->claimed_bytes += *size_bytes;
+    pthread_mutex_unlock(&work->lock);
+    return left_bytes > 0;
 }
 
-/* Copies pieces until all are claimed. */
-static void copy_pieces(struct job *job) {
-    pthread_mutex_lock(&job->lock);
-    while (job->claimed < job->pieces) {
-        uint64_t begin = job->claimed++ * PIECE_BYTES, left_bytes = job->size_bytes - begin;
-        pthread_mutex_unlock(&job->lock);
-        cw_copy_past_caches(job->target + begin, job->source + begin,
-                            left_bytes < PIECE_BYTES ? left_bytes : PIECE_BYTES);
-        pthread_mutex_lock(&job->lock);
-        if (++job->copied == job->pieces)
-            pthread_cond_signal(&job->whole);
-    }
-    pthread_mutex_unlock(&job->lock);
-}
-
-static void *help(void *context) {
-    copy_pieces(context);
-    drop(context, 1);
+static void *copy_pieces(void *context) {
+    struct work *work = context;
+    uint64_t begin_bytes, size_bytes;
+    while (claim(work, &begin_bytes, &size_bytes))
+        cw_copy_past_caches(work->target + begin_bytes, work->source + begin_bytes, size_bytes);
     return NULL;
-}
-
-static unsigned start_helpers(struct job *job, unsigned wanted) {
-    pthread_attr_t detached;
-    pthread_t thread;
-    unsigned started = 0;
-    if (pthread_attr_init(&detached) != 0)
-        return 0;
-    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-    while (started < wanted && cw_thread_start(&thread, &detached, help, job) == 0)
-        started++;
-    pthread_attr_destroy(&detached);
-    return started;
 }
 
 /* False: no helper could be had, and nothing was copied. */
 static bool copy_with_helpers(char *target, const char *source, uint64_t size_bytes) {
-    unsigned wanted = cw_thread_spare_cpus(HELPERS_MAX);
-    struct job *job = wanted ? malloc(sizeof *job) : NULL;
-    if (!job)
+    struct work work = {target, source, size_bytes, PTHREAD_MUTEX_INITIALIZER, 0};
+    pthread_t helpers[HELPERS_MAX];
+    unsigned wanted = cw_thread_spare_cpus(HELPERS_MAX), started = 0;
+    while (started < wanted && cw_thread_start(&helpers[started], NULL, copy_pieces, &work) == 0)
+        started++;
+    if (!started)
         return false;
-    *job = (struct job){.target = target,
-                        .source = source,
-                        .size_bytes = size_bytes,
-                        .pieces = (size_bytes + PIECE_BYTES - 1) / PIECE_BYTES,
-                        .lock = PTHREAD_MUTEX_INITIALIZER,
-                        .whole = PTHREAD_COND_INITIALIZER,
-                        .holders = wanted + 1};
-    unsigned started = start_helpers(job, wanted);
-    if (started) {
-        copy_pieces(job);
-        pthread_mutex_lock(&job->lock);
-        while (job->copied < job->pieces)
-            pthread_cond_wait(&job->whole, &job->lock);
-        pthread_mutex_unlock(&job->lock);
-    }
-    drop(job, 1 + wanted - started);
-    return started > 0;
+    copy_pieces(&work);
+    while (started)
+        pthread_join(helpers[--started], NULL);
+    pthread_mutex_destroy(&work.lock);
+    return true;
 }
 
 void cw_copy_in_parallel(void *target, const void *source, uint64_t size_bytes) {

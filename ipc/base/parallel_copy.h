@@ -8,13 +8,10 @@
 
 #include <stdint.h>
 
-#define CW_PARALLEL_COPY_THREADS 4u /* at most, the caller among them */
-
-/* As memmove(); from CW_PAST_CACHES_BYTES on with helpers. Blocks until all is copied, and no
- * longer than a copy by the caller alone would, but for a helper that lost its processor within a
- * piece. Other threads see all of it once they see what this one stores next. Helpers are threads
- * of this process, on the processors that the caller may use; where there is one alone, or no
- * thread can be made, the caller copies by itself. */
+/* As memmove(), and from CW_PAST_CACHES_BYTES on with up to three helpers: threads of this process
+ * on the processors that the caller may use, which end with the call. Where there is one alone, or
+ * no thread can be made, the caller copies by itself. Blocks until all is copied. Other threads see
+ * all of it once they see what this one stores next. */
 void cw_copy_in_parallel(void *target, const void *source, uint64_t size_bytes);
 
 #endif

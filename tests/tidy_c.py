@@ -64,8 +64,8 @@ MAY_INCLUDE: dict[str, tuple[str, ...]] = {
         "broker/bridge/link", "broker/bridge/fetch", "broker/bridge/relay", "broker/bridge/local",
     ),
     "broker/bridge/fetch": (
-        "shm/base", "ipc", "ipc/base", "ipc/array", "ipc/tree/tree.h", "broker/bridge", "broker/bridge/wire", "broker/bridge/link",
-        "broker/bridge/relay", "broker/bridge/local",
+        "shm/base", "ipc", "ipc/base", "ipc/array", "ipc/request/socket.h", "ipc/tree/tree.h", "broker/bridge",
+        "broker/bridge/wire", "broker/bridge/link", "broker/bridge/relay", "broker/bridge/local",
     ),
     "broker/bridge/relay": (
         "shm/base", "ipc", "ipc/base", "ipc/request", "broker/bridge", "broker/bridge/tls", "broker/bridge/wire",

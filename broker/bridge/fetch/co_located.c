@@ -7,6 +7,16 @@
  * copied from there, by the mover where a GPU is an end of it; what is coming to one place is
  * waited for. If that fails, one of those who waited fetches it. Where a GPU is full, co-located
  * ones on GPUs that nobody uses are let go.
+ *
+ * To copy from a place its memory must be mapped here, and may not be: what was received is mapped
+ * writable, and closed once it is HELD; to be read it is mapped apart. The loop cannot do so
+ * (CW_WOULD_WAIT), and that says nothing of whether the bytes are here: a helper maps them
+ * (MAPPING), then it is looked again which place there is, since the other may have gone. Of one
+ * that is MAPPING nothing else is under way, so nothing can fail of it, and it is not freed; it was
+ * not asked for yet (sent is 0), so what is told meanwhile does not concern it, and who asks for it
+ * waits with the others. Places that would copy from it wait for it. What the helper mapped stays
+ * mapped until it was looked again: each place that is there is mapped once at most. If the broker
+ * dies, so does this process.
  */
 #include "broker/bridge/fetch/co_located.h"
 
@@ -19,6 +29,7 @@
 #include "broker/bridge/fetch/replica_gc.h"
 #include "broker/bridge/local/arrays.h"
 #include "broker/bridge/memory.h"
+#include "ipc/request/socket.h"
 
 void cwb_replica_wake(struct cwb_replica *replica) {
     struct cwb_replica *follower;
@@ -73,6 +84,16 @@ static struct cwb_replica *co_located(const struct cwb_replica *replica) {
     return coming;
 }
 
+/* The other place's memory is mapped as long as this runs. */
+static void on_mapped(void *owner, int code) {
+    struct cwb_replica *replica = owner;
+    replica->mapping = false;
+    if (code)
+        cwb_replica_fail(replica, code);
+    else if (!cwb_replica_follow(replica))
+        cwb_replica_begin(replica);
+}
+
 bool cwb_replica_follow(struct cwb_replica *replica) {
     struct cwb_replica *other = co_located(replica);
     struct cw_found found;
@@ -87,11 +108,21 @@ bool cwb_replica_follow(struct cwb_replica *replica) {
         cwb_replica_hurry(other);
         return true;
     }
-    if (cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu) != 0)
+    int code = cwb_local_open(replica->bridge, &other->key, &found, &array, &on_gpu);
+    if (code == CW_WOULD_WAIT) {
+        replica->mapping = true;
+        cwb_local_map(replica->bridge, &other->key, on_mapped, replica);
+        return true;
+    }
+    if (code == -ENOENT || code == -ESTALE) /* its name went meanwhile */
         return false;
+    if (code) {
+        cwb_replica_fail(replica, code);
+        return true;
+    }
     bool same = found.entry.slab == other->put.slab && found.entry.block == other->put.block &&
                 found.entry.gen == other->put.gen;
-    if (!same) { /* its name went meanwhile */
+    if (!same) {
         cw_array_close(array);
         return false;
     }

@@ -32,7 +32,7 @@ struct cwb_naming {              /* the broker was asked for a name */
 };
 
 static void replica_free(struct cwb_replica *replica) {
-    CW_ASSERT(!replica->due);
+    CW_ASSERT(!replica->due && !replica->mapping);
     cwb_replica_cache_remove(replica);
     HASH_DEL(replica->bridge->replicas, replica);
     DL_DELETE2(replica->bridge->gc_order, replica, gc_prev, gc_next);
@@ -94,7 +94,7 @@ static void tell_jobs(struct cwb_replica *replica, int status) {
 }
 
 void cwb_replica_begin(struct cwb_replica *replica) {
-    CW_ASSERT(!replica->due);
+    CW_ASSERT(!replica->due && !replica->mapping);
     LL_CONCAT(replica->jobs, replica->late); /* new enough for all who ask */
     replica->late = NULL;
     replica->sent = 0;

@@ -57,7 +57,8 @@ struct cwb_replica {
     bool on_gpu;
     uint8_t gpu[CW_UUID_BYTES];
     struct cwb_replica *followed, *followers, *follow_next; /* co-located ones, see co_located.c */
-    bool due; /* begins at the end of the turn, in the bridge's list of these: */
+    bool mapping; /* what it is to be copied from is being mapped, see co_located.c */
+    bool due;     /* begins at the end of the turn, in the bridge's list of these: */
     struct cwb_replica *due_next, *due_prev;
     bool held, waits;
     bool whole; /* in memory, and checked: put and came say where and what; being named, or HELD */

@@ -84,6 +84,26 @@ def test_asked_on_two_devices_and_in_host_memory(nodes: tuple[Node, Node]) -> No
     )
 
 
+@pytest.mark.parametrize("size", [1 << 20, BYTES])
+@pytest.mark.parametrize("first", ["cpu", "cuda:0"])
+def test_what_is_here_already_is_copied(nodes: tuple[Node, Node], first: str, size: int) -> None:
+    """Whichever place has it, and also long after it came: then its bridge must map first what it has only written."""
+    a, b = nodes
+    run(b, f'cw.put("g", values(1, {size}), keep=True)')
+    before = came(a, b)
+    getters = []
+    for device in (first, "cuda:1", "cpu", "cuda:0"):
+        getters.append(begin(a, f"""
+            x = cw.get("//b/g", device={device!r})
+            assert x.device == {device!r} and same(x)
+            say(); sys.stdin.read()
+        """))  # fmt: skip
+        assert getters[-1].stdout is not None and getters[-1].stdout.readline() == "ready\n"
+    for getter in getters:
+        end(getter, a, b)
+    assert size <= came(a, b) - before < 1.1 * size
+
+
 def test_a_generation_that_moved_is_fetched_again(nodes: tuple[Node, Node]) -> None:
     a, b = nodes
     run(b, 'cw.put("g", cw.asarray(values(1, 1 << 20), device="cuda:0"), keep=True)')

@@ -23,19 +23,14 @@ COMING_FROM := $(BUILD)/coming-from/made.stamp
 $(COMING_FROM): $(RAW_WHEEL) $(wildcard tools/requirements/coming-from*.txt) tools/coming_from.sh
 	sh tools/coming_from.sh $(BUILD)
 	@touch $@
-# Dask with this wheel, for its tests: an environment of its own, since nothing else of ours needs it.
+# Dask, and Ray, with this wheel, for the tests of cableway.dask and cableway.ray: environments of their own, since nothing else of
+# ours needs them.
 DASK := $(BUILD)/dask/made.stamp
-$(DASK): $(RAW_WHEEL) tools/requirements/dask.txt $(VENV)/made.stamp
-	test -x $(BUILD)/dask/bin/python || $(VPY) -m venv $(BUILD)/dask
-	$(BUILD)/dask/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/dask.txt
-	$(BUILD)/dask/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
-	@touch $@
-# Ray likewise, for the tests of cableway.ray.
 RAY := $(BUILD)/ray/made.stamp
-$(RAY): $(RAW_WHEEL) tools/requirements/ray.txt $(VENV)/made.stamp
-	test -x $(BUILD)/ray/bin/python || $(VPY) -m venv $(BUILD)/ray
-	$(BUILD)/ray/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/ray.txt
-	$(BUILD)/ray/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
+$(DASK) $(RAY): $(BUILD)/%/made.stamp: $(RAW_WHEEL) tools/requirements/%.txt $(VENV)/made.stamp
+	test -x $(@D)/bin/python || $(VPY) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check -r tools/requirements/$*.txt
+	$(@D)/bin/python -m pip $(PIP_LOCAL) $(BUILD)/wheel/cableway-*.whl
 	@touch $@
 # Dask with what distributed's own tests need.
 DASK_SUITES := $(BUILD)/dask-suites/made.stamp

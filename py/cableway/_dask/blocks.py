@@ -9,19 +9,18 @@ readable, and no handle to it can be opened any more.
 
 from __future__ import annotations
 
-import functools
 import queue
-import weakref
 from typing import Any
 
 import numpy as np
 from distributed.utils import ensure_memoryview
 
 from cableway import client
-from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again, lease_of_handle
-from cableway._core.library import check, check_again, exported, ffi, keeping, lib
-from cableway._dispatch import LeaseCell
+from cableway._core import byte_blocks
+from cableway._core.byte_blocks import PRIVATE_VIEWS_MAX, bytes_layout
+from cableway._core.byte_blocks import private_views as _private
+from cableway._core.leases import Lease, lease_of_handle
+from cableway._core.library import lib
 from cableway.errors import Error
 
 __all__ = [
@@ -35,20 +34,10 @@ __all__ = [
     "unwanted_names",
 ]
 
-HANDLE_BYTES = 48
-PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
-
 _made = False
 # Names that this process gave to blocks that it holds no more, each with the run of its broker; a thread of `names` removes them. A
 # block may go at any moment, in any thread: so no more is done then than to put the name here, which takes no lock of Python's.
 unwanted_names: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-_private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
-
-
-@functools.lru_cache(maxsize=64)
-def bytes_layout(nbytes: int) -> Layout:
-    """Of so many bytes."""
-    return Layout((nbytes,), np.dtype("u1"))
 
 
 class Block:
@@ -90,15 +79,7 @@ class Block:
             return np.asarray(self.lease)
         if len(_private) >= PRIVATE_VIEWS_MAX:
             return np.array(self.lease)
-        cell, layout = LeaseCell(), bytes_layout(self.nbytes).c
-        number = int(ffi.cast("uintptr_t", layout))
-        check(cell.open(connection.number, self.handle, number, lib.CW_PRIVATE, False))
-        # A cffi buffer stands between: NumPy must not find the lease, since a private view has no name and no handle.
-        memory = ffi.buffer(keeping(ffi.cast("char *", cell.data()), cell), self.nbytes)
-        found = np.frombuffer(memory, "u1")
-        gone = weakref.ref(found, lambda ref: _private.pop(id(ref), None))
-        _private[id(gone)] = gone
-        return found
+        return byte_blocks.private_view(connection, self.handle, self.nbytes)
 
 
 def made() -> bool:
@@ -115,12 +96,10 @@ def copied(connection: client.Connection, frame: Any) -> Block:
     """
     global _made
     source = np.frombuffer(ensure_memoryview(frame), "u1")
-    layout = bytes_layout(source.nbytes).c
-    lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", layout, 0)
-    address = ffi.cast("void *", source.__array_interface__["data"][0])
-    check_again(lib.cw_array_write, lease.pointer, 0, address, source.nbytes)
+    lease = byte_blocks.new(connection, source.nbytes)
+    byte_blocks.write(lease, 0, source)
     _made = True
-    handle = bytes(ffi.buffer(exported(lease.pointer, 0)))
+    handle = byte_blocks.handle_of(lease)
     return opened(connection, handle, source.nbytes)  # and the writable lease ends
 
 
@@ -137,9 +116,7 @@ def leased(
         BrokerLost: the broker is gone.
         Error: the handle is malformed, or of another size.
     """
-    if len(handle) != HANDLE_BYTES:
-        raise Error(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
-    size = ffi.from_buffer("cw_handle *", handle).size_bytes
+    size = byte_blocks.size_of(handle)
     if size != nbytes:
         raise Error(f"a message says that a block has {nbytes} bytes, its handle says {size}")
     return lease_of_handle(connection, handle, bytes_layout(nbytes), flags)

@@ -11,19 +11,15 @@ opened any more.
 
 from __future__ import annotations
 
-import functools
-import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cableway import client
-from cableway._core import leases
-from cableway._core.layouts import Layout
-from cableway._core.leases import Lease, lease_again, lease_of_handle
-from cableway._core.library import check, check_again, exported, ffi, keeping, lib
-from cableway._dispatch import LeaseCell
-from cableway.errors import Error
+from cableway._core import byte_blocks, leases
+from cableway._core.byte_blocks import PRIVATE_VIEWS_MAX, handle_of, private_views
+from cableway._core.leases import Lease, lease_of_handle
+from cableway._core.library import ffi, lib
 
 __all__ = [
     "PRIVATE_VIEWS_MAX",
@@ -37,11 +33,7 @@ __all__ = [
     "view",
 ]
 
-HANDLE_BYTES = 48
-PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.max_map_count); beyond, a view is a copy
 _ALIGNED = 64  # where each array begins in a block, in bytes
-
-_private: dict[int, weakref.ref[Any]] = {}  # the private views that are there
 
 
 class Block(NamedTuple):
@@ -60,11 +52,6 @@ class Block(NamedTuple):
     written_once: bool
 
 
-@functools.lru_cache(maxsize=64)
-def _layout(nbytes: int) -> Layout:
-    return Layout((nbytes,), np.dtype("u1"))
-
-
 def copied(
     connection: client.Connection, parts: list[np.ndarray[Any, Any]]
 ) -> tuple[Block, list[int]]:
@@ -81,11 +68,10 @@ def copied(
     for part in parts:
         offsets.append(end)
         end += -(-part.nbytes // _ALIGNED) * _ALIGNED
-    lease = lease_again(Lease, lib.cw_array_new, connection.pointer, b"cpu", _layout(end).c, 0)
+    lease = byte_blocks.new(connection, end)
     for part, offset in zip(parts, offsets, strict=True):
-        address = ffi.cast("void *", part.__array_interface__["data"][0])
-        check_again(lib.cw_array_write, lease.pointer, offset, address, part.nbytes)
-    return Block(lease, _handle(lease, 0), end, True), offsets
+        byte_blocks.write(lease, offset, part)
+    return Block(lease, handle_of(lease), end, True), offsets
 
 
 def of_array(values: np.ndarray[Any, Any]) -> tuple[Block, int] | None:
@@ -94,15 +80,11 @@ def of_array(values: np.ndarray[Any, Any]) -> tuple[Block, int] | None:
     if lease is None or type(lease) is not Lease or lease.gpu >= 0:
         return None
     low, nbytes = lease.span()
-    handle = _handle(lease, 0)
+    handle = handle_of(lease)
     offset = values.__array_interface__["data"][0] - low
-    if ffi.from_buffer("cw_handle *", handle).size_bytes != nbytes:
+    if byte_blocks.size_of(handle) != nbytes:
         return None
     return Block(lease, handle, nbytes, False), offset
-
-
-def _handle(lease: Lease, openers: int) -> bytes:
-    return bytes(ffi.buffer(exported(leases.usable(lease), openers)))
 
 
 def in_transit(block: Block) -> bytes:
@@ -112,7 +94,7 @@ def in_transit(block: Block) -> bytes:
         LimitExceeded: more handles under way than `max_client_transits`.
         BrokerLost: the broker is gone.
     """
-    return _handle(block.lease, 1)
+    return handle_of(block.lease, 1)
 
 
 def discard(connection: client.Connection, handle: bytes) -> None:
@@ -127,14 +109,8 @@ def held(connection: client.Connection, handle: bytes) -> Lease:
         Stale: nobody holds it any more.
         BrokerLost: the broker is gone.
     """
-    size = _size(handle)
-    return lease_of_handle(connection, handle, _layout(size), lib.CW_READONLY)
-
-
-def _size(handle: bytes) -> int:
-    if len(handle) != HANDLE_BYTES:
-        raise Error(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
-    return int(ffi.from_buffer("cw_handle *", handle).size_bytes)
+    layout = byte_blocks.bytes_layout(byte_blocks.size_of(handle))
+    return lease_of_handle(connection, handle, layout, lib.CW_READONLY)
 
 
 def view(connection: client.Connection, handle: bytes) -> np.ndarray[Any, Any]:
@@ -145,23 +121,14 @@ def view(connection: client.Connection, handle: bytes) -> np.ndarray[Any, Any]:
         BrokerLost: the broker is gone.
         Error: the handle is malformed, or the view cannot be made.
     """
-    nbytes = _size(handle)
-    if len(_private) >= PRIVATE_VIEWS_MAX:
+    if len(private_views) >= PRIVATE_VIEWS_MAX:
         return np.array(held(connection, handle))
-    cell = LeaseCell()
-    number = int(ffi.cast("uintptr_t", _layout(nbytes).c))
-    check(cell.open(connection.number, handle, number, lib.CW_PRIVATE, False))
-    # A cffi buffer stands between: NumPy must not find the lease, since a private view has no name and no handle.
-    memory = ffi.buffer(keeping(ffi.cast("char *", cell.data()), cell), nbytes)
-    found = np.frombuffer(memory, "u1")
-    gone = weakref.ref(found, lambda ref: _private.pop(id(ref), None))
-    _private[id(gone)] = gone
-    return found
+    return byte_blocks.private_view(connection, handle, byte_blocks.size_of(handle))
 
 
 def seen_bytes(address: int, nbytes: int) -> int:
     """How many of the bytes from an address on lie in private views, 0 or all of them."""
-    for reference in list(_private.values()):
+    for reference in list(private_views.values()):
         found = reference()
         if found is not None and nbytes:
             low = found.__array_interface__["data"][0]

@@ -22,7 +22,8 @@ from distributed.protocol import to_serialize
 from waiting import eventually
 
 import cableway as cw
-from cableway._dask import blocks, comm, family, node, records
+from cableway._core import idle_memory
+from cableway._dask import blocks, comm, family, memory, node, records
 
 
 def one_copy() -> None:
@@ -378,7 +379,7 @@ async def _handles() -> None:
     gc.collect()
     for _ in range(200):
         await asyncio.sleep(0.05)
-        if c.used() < 2 * MIB + 9 * MIB and not blocks._private:
+        if _nothing_is_held():
             break
     else:
         raise AssertionError(f"{c.used()} bytes are held")
@@ -395,6 +396,14 @@ async def _handles() -> None:
         pass
     else:
         raise AssertionError("without a peer there are no handles")
+
+
+def _nothing_is_held() -> bool:
+    """Whether the process has no view, looks for no block any more, and has given back all that it kept for its next blocks."""
+    if blocks._private or memory._collecting:
+        return False
+    idle_memory.trim(0)
+    return c.used() == 0
 
 
 def work_in_a_task() -> None:

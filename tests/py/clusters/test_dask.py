@@ -12,14 +12,9 @@ EXAMPLES = ROOT / "docs/examples/dask"
 RANKS = 4  # a scheduler, a client, two workers
 
 
-@pytest.mark.parametrize("name", ["one_copy", "work_in_a_task"])
+@pytest.mark.parametrize("name", ["one_copy", "handles", "work_in_a_task"])
 def test_dask_has(name, tmp_path):
     run("dask_programs.py", name, tmp_path, {})
-
-
-def test_dask_has_handles(tmp_path):
-    nothing_kept = {"CABLEWAY_CACHE_BYTES": "0"}  # what is free counts as used otherwise
-    run("dask_programs.py", "handles", tmp_path, nothing_kept)
 
 
 def test_a_slurm_job_has_one_copy_a_node(tmp_path):

@@ -11,6 +11,7 @@ an empty array beside it, which nobody sees.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +21,15 @@ from ray._private.ray_constants import OBJECT_METADATA_TYPE_PYTHON
 from ray._private.serialization import SerializationContext
 from ray._private.worker import Worker
 
+from cableway._ray import plain
+
 __all__ = ["TRANSPORTS", "watch"]
 
-TRANSPORTS = tuple(name.upper() for name in ("cableway", "cableway_numpy"))  # Ray writes their names in capitals
+OF_NUMPY = "CABLEWAY_NUMPY"  # Ray writes their names in capitals
+TRANSPORTS = ("CABLEWAY", OF_NUMPY)
 
 _watched = False
+_prepared: weakref.WeakSet[SerializationContext] = weakref.WeakSet()  # in which `plain` has its way
 
 
 def watch(ended: Callable[[], None]) -> None:
@@ -48,6 +53,11 @@ def watch(ended: Callable[[], None]) -> None:
 
     @functools.wraps(serialize)
     def serialize_with_an_array(self: Any, value: Any, tensor_transport: str) -> Any:
+        if tensor_transport == OF_NUMPY and self not in _prepared:
+            # Ray registers how arrays are pickled, once a session
+            serialize(self, None, tensor_transport)
+            plain.restore()
+            _prepared.add(self)
         found, tensors = serialize(self, value, tensor_transport)
         needs_metadata = found.metadata == OBJECT_METADATA_TYPE_PYTHON
         if needs_metadata and not tensors and tensor_transport in TRANSPORTS:

@@ -22,7 +22,7 @@ import ray
 from ray.experimental import CommunicatorMetadata, TensorTransportManager
 
 from cableway import client
-from cableway._ray import blocks, fetching, libraries, metadata, names, plain, serving, settling
+from cableway._ray import blocks, fetching, libraries, metadata, names, serving, settling
 from cableway._ray.blocks import Block
 from cableway._ray.libraries import Form
 from cableway._ray.metadata import Metadata, Place
@@ -93,7 +93,6 @@ class Transport(TensorTransportManager):
         Raises:
             TypeError: something cannot be shared. Ray tells the caller of the method, and keeps nothing.
         """
-        plain.restore()
         try:
             return _described(obj_id, rdt_object)
         except BaseException:

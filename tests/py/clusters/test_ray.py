@@ -16,6 +16,7 @@ from ray_runs import PLACE, run
         ("sharing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("values", {}),
         ("subclasses", {}),
+        ("objects", {}),
         ("sessions", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("idioms", {}),
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),

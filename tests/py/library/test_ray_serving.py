@@ -34,10 +34,9 @@ def stored(object_id):
 where = serving.address(stored)
 assert serving.address(stored) == where
 if "fork" in sys.argv:
-    child = os.fork()
-    if not child:
+    if os.fork():
         time.sleep(600)
-    where += f" {child}"
+    where += f" {os.getpid()}"  # of the child, which has let go of the socket now
 print(where, flush=True)
 time.sleep(600)
 """

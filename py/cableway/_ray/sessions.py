@@ -6,6 +6,8 @@ when the worker has no mode any more: Ray sets that last, when its threads are g
 
 Ray gives an object of `ray.put` no metadata if no array was taken out of it, and its readers fail or wait for ever. Such an object is given
 an empty array beside it, which nobody sees.
+
+Ray makes a process's store of tensors without a lock; it is made here, before a second thread needs it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ def watch(ended: Callable[[], None]) -> None:
     if _watched:
         return
     _watched = True
+    # Ray makes it at first use, without a lock: the thread that receives and the one of the task each made one, and the task waited for 60 s.
+    _ = ray._private.worker.global_worker.rdt_manager
     set_mode, serialize = Worker.set_mode, SerializationContext.serialize_rdt_objects
 
     @functools.wraps(set_mode)

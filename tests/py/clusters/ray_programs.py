@@ -146,6 +146,17 @@ def column_shared(frame: Any, column: str) -> int:
     return shared_bytes(frame[column].to_numpy())
 
 
+def one_store() -> None:
+    """An actor's store of tensors is there before the first transfer: Ray lets two threads make one each."""
+    reader = Reader.remote()
+    assert get(reader.call.remote(store_is_made))
+    assert get(reader.total.remote(ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")))
+
+
+def store_is_made() -> bool:
+    return ray._private.worker.global_worker._rdt_manager is not None
+
+
 def sessions() -> None:
     """What a session has put is free when it has ended, though references are there; the next one has values of its own."""
     references = []
@@ -347,6 +358,7 @@ if __name__ == "__main__":
                 values,
                 subclasses,
                 objects,
+                one_store,
                 sessions,
                 idioms,
                 many,

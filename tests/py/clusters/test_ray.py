@@ -17,6 +17,7 @@ from ray_runs import PLACE, run
         ("values", {}),
         ("subclasses", {}),
         ("objects", {}),
+        ("one_store", {}),
         ("sessions", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("idioms", {}),
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),

@@ -69,6 +69,7 @@ class Metadata(TensorTransportMetadata):
         values: the arrays' bytes, where they are few, or nobody could be asked for them. None: they are to be had from blocks, or else
             from their actor.
         reason: why they are not in blocks, for errors of those that read; "": they are, or need none.
+        server: where the program that put them answers readers that cannot open the blocks (`serving`); "": nowhere.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Metadata(TensorTransportMetadata):
         names: tuple[str, list[str]] | None,
         values: Any,
         reason: str = "",
+        server: str = "",
     ) -> None:
         super().__init__([(form.shape, form.dtype) for form in forms], device)
         self.object_id = object_id
@@ -92,6 +94,7 @@ class Metadata(TensorTransportMetadata):
         self.names = names
         self.values = values
         self.reason = reason
+        self.server = server
         self.transits: list[bytes] = []  # handles for the owner
         self.leases: list[Lease] = []  # the owner's, and its names for the blocks
         self.owner_names: list[str] = []
@@ -102,8 +105,8 @@ class Metadata(TensorTransportMetadata):
             _keeper.do(functools.partial(_forget_names, self.instance, self.owner_names))
 
     def _values(self) -> Any:
-        """For a reader. Nobody asks a program for what it has put: once the broker of the blocks is gone, the arrays go along. Ray holds
-        its lock meanwhile.
+        """For a reader, perhaps on another machine, which cannot ask the program for what it has put: once the broker of the blocks is
+        known to be gone, the arrays go along. Ray holds its lock meanwhile.
         """
         if self.values is not None or self.put_here is None:
             return self.values
@@ -123,6 +126,7 @@ class Metadata(TensorTransportMetadata):
             self.names,
             self._values(),
             self.reason,
+            self.server,
         )
         return _arrived, (state, self.transits if self._goes_to_owner() else [])
 

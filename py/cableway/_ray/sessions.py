@@ -6,11 +6,14 @@ when the worker has no mode any more: Ray sets that last, when its threads are g
 
 Ray gives an object of `ray.put` no metadata if no array was taken out of it, and its readers fail or wait for ever. Such an object is given
 an empty array beside it, which nobody sees.
+
+Ray makes a process's store of tensors without a lock; it is made here, before a second thread needs it.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +23,15 @@ from ray._private.ray_constants import OBJECT_METADATA_TYPE_PYTHON
 from ray._private.serialization import SerializationContext
 from ray._private.worker import Worker
 
+from cableway._ray import plain
+
 __all__ = ["TRANSPORTS", "watch"]
 
-TRANSPORTS = tuple(
-    name.upper() for name in ("cableway", "cableway_numpy")
-)  # Ray writes their names in capitals
+OF_NUMPY = "cableway_numpy".upper()  # Ray writes their names in capitals
+TRANSPORTS = ("CABLEWAY", OF_NUMPY)
 
 _watched = False
+_prepared: weakref.WeakSet[SerializationContext] = weakref.WeakSet()  # in which `plain` has its way
 
 
 def watch(ended: Callable[[], None]) -> None:
@@ -39,6 +44,8 @@ def watch(ended: Callable[[], None]) -> None:
     if _watched:
         return
     _watched = True
+    # Ray makes it at first use, without a lock: the thread that receives and the one of the task each made one, and the task waited for 60 s.
+    _ = ray._private.worker.global_worker.rdt_manager
     set_mode, serialize = Worker.set_mode, SerializationContext.serialize_rdt_objects
 
     @functools.wraps(set_mode)
@@ -50,6 +57,11 @@ def watch(ended: Callable[[], None]) -> None:
 
     @functools.wraps(serialize)
     def serialize_with_an_array(self: Any, value: Any, tensor_transport: str) -> Any:
+        if tensor_transport == OF_NUMPY and self not in _prepared:
+            # Ray registers how arrays are pickled, once a session
+            serialize(self, None, tensor_transport)
+            plain.restore()
+            _prepared.add(self)
         found, tensors = serialize(self, value, tensor_transport)
         needs_metadata = found.metadata == OBJECT_METADATA_TYPE_PYTHON
         if needs_metadata and not tensors and tensor_transport in TRANSPORTS:

@@ -22,7 +22,7 @@ import ray
 from ray.experimental import CommunicatorMetadata, TensorTransportManager
 
 from cableway import client
-from cableway._ray import blocks, fetching, libraries, metadata, names, plain, settling
+from cableway._ray import blocks, fetching, libraries, metadata, names, serving, settling
 from cableway._ray.blocks import Block
 from cableway._ray.libraries import Form
 from cableway._ray.metadata import Metadata, Place
@@ -93,7 +93,6 @@ class Transport(TensorTransportManager):
         Raises:
             TypeError: something cannot be shared. Ray tells the caller of the method, and keeps nothing.
         """
-        plain.restore()
         try:
             return _described(obj_id, rdt_object)
         except BaseException:
@@ -180,8 +179,8 @@ def _described(object_id: str, arrays: list[Any]) -> Metadata:
     except Error as error:
         reason = str(error)
         logger.warning("object %s goes through Ray's object store: %s", object_id, error)
-    # Of a program that is no actor nobody can ask: Ray sends them as arguments. A reference to its object store would not do, since it
-    # holds a lock while it pickles metadata, for which pickling a reference asks.
+    # A program that is no actor cannot be asked from another machine: Ray sends its arrays as arguments. A reference to Ray's object store
+    # would not do, since Ray holds a lock while it pickles metadata, for which pickling a reference asks.
     by_value = ray.get_runtime_context().get_actor_id() is None
     return Metadata(object_id, forms, device, [], 0, [], None, parts if by_value else None, reason)
 
@@ -233,6 +232,10 @@ def _shared(
         found.transits = held.transits
     else:
         found.put_here = functools.partial(fetching.stored, object_id)
+        try:
+            found.server = serving.address(fetching.stored)
+        except (OSError, RuntimeError) as error:
+            logger.warning("object %s cannot be had if its broker dies: %s", object_id, error)
     _held.setdefault(object_id, []).append(held)
     return found
 
@@ -261,7 +264,7 @@ def _opened(found: Metadata, actor: Any) -> list[Any]:
         return fetching.of_bytes(found.values, found.forms)
     if not found.handles:
         why = f"they are not in shared memory: {found.reason}"
-        return fetching.from_actor(found, _maker(found, actor), why)
+        return fetching.from_maker(found, _maker(found, actor), why)
     connection = metadata.connection()
     try:
         if connection is None:
@@ -271,7 +274,7 @@ def _opened(found: Metadata, actor: Any) -> list[Any]:
         else:
             views = names.fetched(connection, found.names)
     except Error as error:
-        return fetching.from_actor(found, _maker(found, actor), str(error))
+        return fetching.from_maker(found, _maker(found, actor), str(error))
     return [
         libraries.made(views[place.block][place.offset : place.offset + place.nbytes], form)
         for place, form in zip(found.places, found.forms, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from cableway._core import programs
 MIB = 1 << 20
 OBJECT_STORE = 150 * MIB
 SECONDS = 60
+STACKS = signal.SIGUSR1  # an actor writes where its threads are into its log
 
 
 def start() -> None:
@@ -37,6 +40,9 @@ def start() -> None:
 @ray.remote(num_cpus=0)
 class Maker:
     """Makes arrays."""
+
+    def __init__(self) -> None:
+        faulthandler.register(STACKS)
 
     @ray.method(tensor_transport="cableway_numpy")
     def ones(self, mib: float, fill: float = 1.0) -> np.ndarray[Any, Any]:
@@ -70,6 +76,9 @@ class Maker:
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
 class Reader:
     """Reads arrays, and keeps what it is told to."""
+
+    def __init__(self) -> None:
+        faulthandler.register(STACKS)
 
     def total(self, x: Any) -> float:
         return float(x.sum())
@@ -143,12 +152,30 @@ def kill(actor: Any) -> None:
     assert eventually(dead)
 
 
+def write_stacks() -> None:
+    """Where the threads of this process and of its actors are: those write it into their logs, which `ray_runs` shows."""
+    faulthandler.dump_traceback()
+    mine = f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            title, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+            actor = title.startswith((b"ray::Maker", b"ray::Reader"))
+            if actor and mine in environment.split(b"\0"):
+                os.kill(int(entry.name), STACKS)
+        except OSError:
+            continue  # no process, or it has just ended
+    time.sleep(1)
+
+
 def main(functions: dict[str, Any]) -> None:
     """Runs the function that the command line names."""
     name, *arguments = sys.argv[1:]
     start()
     try:
         functions[name](*arguments)
+    except BaseException:
+        write_stacks()
+        raise
     finally:
         ray.shutdown()
     print("well")

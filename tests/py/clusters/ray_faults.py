@@ -135,6 +135,42 @@ def broker_killed_after_put() -> None:
             kill(actor)
 
 
+def broker_killed_amid_reads() -> None:
+    """A reader that was told where the arrays lie, and comes after the broker's death, has them from whoever made them."""
+    reader, maker = Reader.remote(), Maker.remote()
+    pid = get(reader.pid.remote())
+    for fill in range(1, ROUNDS + 1):
+        put = ray.put(np.full(4 * MIB, float(fill)), _tensor_transport="cableway_numpy")
+        two = ray.put(
+            [np.full(MIB, 2.0), np.arange(6).reshape(2, 3).T], _tensor_transport="cableway_numpy"
+        )
+        made = maker.ones.remote(16, float(fill))
+        assert eventually(lambda x=put: get(reader.keep.remote(x)) == 32 * MIB)
+        assert get(reader.keep.remote(made)) == 16 * MIB
+        known = client.current()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            told = [
+                reader.total.remote(put),
+                reader.total.remote(made),
+                reader.call.remote(same, two),
+            ]
+            assert not known.lost  # they name blocks
+            os.kill(known.broker_pid, signal.SIGKILL)
+            assert eventually(lambda known=known: known.lost)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert get(told) == [4 * MIB * fill, 2 * MIB * fill, True]
+
+
+def same(two: Any) -> bool:
+    return bool(
+        (two[0] == 2).all()
+        and (two[1] == np.arange(6).reshape(2, 3).T).all()
+        and two[1].flags.f_contiguous
+    )
+
+
 def no_broker() -> None:
     """A setting with which none can be reached: all goes through Ray's object store."""
     maker, reader = Maker.remote(), Reader.remote()
@@ -163,6 +199,7 @@ if __name__ == "__main__":
                 owner_killed,
                 broker_killed,
                 broker_killed_after_put,
+                broker_killed_amid_reads,
                 no_broker,
             )
         }

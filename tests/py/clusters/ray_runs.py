@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -35,6 +36,23 @@ def run(
     file = Path(__file__).resolve().parent / program
     try:
         printed, _ = run_words([python, str(file), *arguments], folder, where, SECONDS, place=PLACE)
+    except (AssertionError, subprocess.TimeoutExpired) as error:
+        raise AssertionError(f"{error}\n{logs(Path(sessions))}") from error
     finally:
         shutil.rmtree(sessions, ignore_errors=True)
     return printed
+
+
+def logs(sessions: Path) -> str:
+    """What Ray's processes and the actors said of errors, and where the actors' threads were; the end of it."""
+    found = []
+    for file in sorted(sessions.glob("ray/session_2*/logs/*")):
+        if file.is_file() and file.suffix in (".err", ".log", ".out"):
+            lines = file.read_text(errors="replace").splitlines()
+            if not file.name.startswith("worker-"):  # Ray's own, of which most is of no interest
+                lines = [
+                    line for line in lines if " E " in line or " W " in line or "ERROR" in line
+                ]
+            if lines:
+                found.append("\n".join([f"--- {file.name}", *lines[-100:]]))
+    return "\n".join(found)

@@ -16,6 +16,8 @@ from ray_runs import PLACE, run
         ("sharing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("values", {}),
         ("subclasses", {}),
+        ("objects", {}),
+        ("one_store", {}),
         ("sessions", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("idioms", {}),
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),

@@ -8,7 +8,14 @@ from ray_runs import run
 
 @pytest.mark.parametrize(
     "name",
-    ["maker_killed", "reader_killed", "owner_killed", "broker_killed", "broker_killed_after_put"],
+    [
+        "maker_killed",
+        "reader_killed",
+        "owner_killed",
+        "broker_killed",
+        "broker_killed_after_put",
+        "broker_killed_amid_reads",
+    ],
 )
 def test_ray_lives_through(name, tmp_path):
     printed = run("ray_faults.py", tmp_path, name, environment={"CABLEWAY_CACHE_BYTES": "0"})

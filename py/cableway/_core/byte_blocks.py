@@ -42,7 +42,7 @@ PRIVATE_VIEWS_MAX = 16_000  # in a process, which may have 65,530 mappings (vm.m
 private_views: dict[int, weakref.ref[Any]] = {}
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def bytes_layout(nbytes: int) -> Layout:
     """Of so many bytes."""
     return Layout((nbytes,), np.dtype("u1"))

@@ -24,12 +24,13 @@ import numpy as np
 
 from cableway import array as arrays
 from cableway._core import dtypes
+from cableway._core.byte_blocks import bytes_layout
 from cableway._core.layouts import Layout, check_fits, received
 from cableway._core.leases import Lease, usable
 from cableway._core.library import check, export_again, exported, ffi, keeping, lib
 from cableway._dispatch import QueueItem
 from cableway._transport.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
-from cableway._transport.blocks import Block, BlockStore, bytes_layout
+from cableway._transport.blocks import Block, BlockStore
 from cableway._transport.external_arrays import is_external
 from cableway._transport.message import Encoder
 from cableway._transport.message import _unpickling as unpickling

@@ -26,7 +26,6 @@ memory back when no lease is left. If the sender dies, only its lease ends: what
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -37,19 +36,18 @@ import numpy as np
 
 from cableway import client
 from cableway._core import idle_memory
-from cableway._core.layouts import Layout
+from cableway._core.byte_blocks import bytes_layout
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check_again, exported, failure, ffi, keeping, lib
 from cableway._dispatch import LeaseCell
 from cableway.errors import BrokerLost, Error, Stale
 
 __all__ = [
-    "HANDLE_BYTES", "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "buffer_of", "bytes_layout",
-    "open_block", "open_into", "open_lease", "open_silently",
+    "HEADER_BYTES", "THRESHOLD_BYTES", "Block", "BlockLease", "BlockStore", "buffer_of", "open_block", "open_into", "open_lease",
+    "open_silently",
 ]  # fmt: skip
 
 THRESHOLD_BYTES = 64 << 10  # smaller buffers travel inside the message
-HANDLE_BYTES = 48
 LENT, RETURNED, LEFT, OPENED = 1, 2, 3, 4
 HEADER_BYTES = 64
 _LOOK_AT = 32  # lent blocks that one search for memory looks at
@@ -71,12 +69,6 @@ def _count_fork() -> None:
 
 
 os.register_at_fork(before=_count_fork)
-
-
-@functools.lru_cache(maxsize=256)
-def bytes_layout(nbytes: int) -> Layout:
-    """So many bytes."""
-    return Layout((nbytes,), np.dtype("u1"))
 
 
 class Block:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Any, NamedTuple
 
-from cableway._transport.blocks import HANDLE_BYTES, HEADER_BYTES, open_silently
+from cableway._core.byte_blocks import HANDLE_BYTES
+from cableway._transport.blocks import HEADER_BYTES, open_silently
 
 __all__ = [
     "ELSEWHERE", "HEADER", "HEADER_BYTES", "NUMBER_BYTES", "WHERE_BYTES", "Entry", "entries_in", "is_arrays_only",

@@ -20,11 +20,11 @@ import numpy as np
 
 from cableway import client
 from cableway._core import words
+from cableway._core.byte_blocks import bytes_layout
 from cableway._core.layouts import Layout
 from cableway._core.leases import EvictableLease, FixedLease, Lease, lease_again, usable
 from cableway._core.library import ffi, lib
 from cableway._transport import external_arrays, table
-from cableway._transport.blocks import bytes_layout
 from cableway._transport.message import APPLY, MAP
 from cableway._transport.rebuilt_tensors import Maker, Rebuild, maker, rebuild
 from cableway.array import Array, make

@@ -182,7 +182,8 @@ struct cwb_bridge {
     struct cwb_replica_cache *replica_cache; /* replica_cache.c; NULL: none */
     struct cwb_replica *replicas;            /* replica.c, by key; */
     struct cwb_replica *due;                 /* those that begin at the end of this turn */
-    struct cwb_replica *gc_order;    /* replica_gc.c: the same, that was checked last is last */
+    struct cwb_replica *gc_order;    /* replica_gc.c: the same, that was checked last is last; */
+    int64_t gpu_room_until_ns;       /* memory of those on GPUs may come back until then */
     struct cwb_spin spin;            /* when the loop looks and does not sleep */
     struct cwb_lingering *lingering; /* invalidation.c: the first to go is the first */
     uint64_t stamp;                  /* floor.h: of the last question or fact */

@@ -17,6 +17,7 @@
 #define CHECK_NS      10000000000 /* between two checks of one replica */
 #define CHECKS_MOST   64u         /* of one turn */
 #define UNUSED_CHECKS 6           /* let go after so many that found nobody */
+#define ROOM_COMES_NS 1000000000  /* memory of one that was let go of is free by then */
 
 struct check { /* the replica may be gone, or another, when the answer comes */
     struct cwb_bridge *bridge;
@@ -39,8 +40,11 @@ static void on_holders(void *owner, int status, const void *body, uint32_t body_
     /* A tree's index refers to its parts: its name is not their only reference then. */
     bool in_tree = replica->is_part && holders.references > 1;
     replica->unused = holders.holders > ours || in_tree ? 0 : replica->unused + 1;
-    if (status == -ESTALE || replica->unused >= (replica->on_gpu ? 1 : UNUSED_CHECKS))
-        cwb_replica_let_go(replica);
+    if (status != -ESTALE && replica->unused < (replica->on_gpu ? 1 : UNUSED_CHECKS))
+        return;
+    if (replica->on_gpu)
+        replica->bridge->gpu_room_until_ns = replica->bridge->loop.now_ns + ROOM_COMES_NS;
+    cwb_replica_let_go(replica);
 }
 
 static void begin_check(struct cwb_replica *replica) {
@@ -59,7 +63,7 @@ static void begin_check(struct cwb_replica *replica) {
 
 bool cwb_replica_gc_on_gpus(struct cwb_bridge *bridge) {
     struct cwb_replica *replica, *next;
-    bool any = false;
+    bool any = bridge->loop.now_ns < bridge->gpu_room_until_ns;
     HASH_ITER(hh, bridge->replicas, replica, next) {
         if (!replica->held || !replica->on_gpu)
             continue;

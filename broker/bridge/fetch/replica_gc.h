@@ -9,7 +9,8 @@
 
 struct cwb_bridge;
 
-/* Checks all that are HELD on GPUs, now: memory is needed there. true: there are some. */
+/* Checks all that are HELD on GPUs, now: memory is needed there. true: there are some, or one was
+ * let go of within the last second, and its memory may be on its way back yet. */
 bool cwb_replica_gc_on_gpus(struct cwb_bridge *bridge);
 /* Lets go of what nobody uses. Returns when it wants to be called again. */
 int64_t cwb_replica_gc_tick(struct cwb_bridge *bridge);

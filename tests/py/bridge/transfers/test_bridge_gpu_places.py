@@ -226,6 +226,25 @@ def test_a_full_gpu_is_told_and_nothing_leaks(nodes: tuple[Node, Node]) -> None:
     assert empty(a) and empty(b)
 
 
+@double
+def test_what_nobody_holds_makes_room_for_two_who_want_it_at_once(tmp_path: Path) -> None:
+    """A GPU has room for two replicas of three; each is let go of before the next one is asked for."""
+    with two(tmp_path, memory_mib=64) as (a, b):
+        run(b, f"for i in range(8): cw.put(f'g/{{i}}', values(i, {20 * MIB}), keep=True)")
+        getters = [
+            begin(a, f"""
+                for turn in range(10):
+                    i = {own} + 2 * (turn % 4)
+                    x = cw.get(f"//b/g/{{i}}", device="cuda:0")
+                    assert same(x, i)
+                    del x
+            """)
+            for own in range(2)
+        ]  # fmt: skip
+        for getter in getters:
+            end(getter, a, b)
+
+
 def test_nothing_is_fetched_of_what_no_gpu_has_room_for(tmp_path: Path) -> None:
     """Books over all the bytes that a peer says it has are not made either."""
     size = 1 << 47

@@ -22,6 +22,7 @@ tells our host that it has no broker, and so gets bytes.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -103,7 +104,11 @@ class _Handles(tcp.TCP):
                     said.update(message[_NEWS])
                     self._look_again = 0.0
                 message = message["message"]
-            if type(message) is dict and type(message.get("data")) is dict:
+            if (
+                type(message) is dict
+                and type(data := message.get("data")) is dict
+                and not replies.UNOPENED.isdisjoint(map(type, data.values()))
+            ):
                 message = await replies.opened(message)
         except family.HandleFailed as error:
             # Of another broker the next messages tell, and that a node cannot be reached was noted.
@@ -126,38 +131,25 @@ class _Handles(tcp.TCP):
             news = await self._look(msg)
         handles = self._handles and serializers is None
         node_name = self._node_name if serializers is None else None
-        if type(msg) is dict and type(msg.get("data")) is dict:
-            msg, serializers = await self._with_keys(msg, handles, node_name, serializers)
-        elif handles:
-            serializers = self._with_handles()
+        chosen = _SERIALIZERS if handles else serializers
+        if type(msg) is dict and type(data := msg.get("data")) is dict:
+            serves = self.worker is not None and msg.get("status") == "OK"
+            if serves or (handles and msg.get("op") == "update_data"):
+                large = replies.large_objects(data, self.worker if serves else None)
+                if large:
+                    msg = await replies.with_packed(self, msg, large, handles, node_name, chosen)
+            if serves:  # what is large is packed
+                chosen = serializers
         if news:
             msg = {_NEWS: news, "message": msg}
         try:
-            written = await super().write(msg, serializers=serializers, on_error=on_error)
+            written = await super().write(msg, serializers=chosen, on_error=on_error)
         finally:
             if self.unanswered and (handles or node_name is not None):
                 self.unanswered.expect_answer()
         if news:
             self.local_info["cableway"].update(news)
         return written
-
-    async def _with_keys(
-        self, msg: Any, handles: bool, node_name: str | None, serializers: Any
-    ) -> tuple[Any, Any]:
-        """The message with its large objects packed, and the serializers for the others."""
-        if self.unanswered is None and (handles or node_name is not None):
-            self.unanswered = _Unanswered()
-        chosen = self._with_handles() if handles else serializers
-        packed = await replies.with_keys(self, msg, handles, node_name, chosen)
-        served = self.worker is not None and msg.get("status") == "OK"  # what is large is packed
-        return packed, serializers if served else chosen
-
-    def _with_handles(self) -> tuple[str, ...]:
-        """The serializers for a peer that takes handles."""
-        if self.unanswered is None:
-            self.unanswered = _Unanswered()
-        self.handshake_options["cableway"] = self.unanswered  # the family's context
-        return _SERIALIZERS
 
     async def _look(self, msg: Any) -> dict[str, Any] | None:
         """Finds out what the peer takes, for the next messages, too: it is asked with each of them, and changes seldom.
@@ -168,12 +160,17 @@ class _Handles(tcp.TCP):
         self._handles, self._node_name, self._generation = False, None, node.generation
         said = self._peer()
         if said is None:
+            if self.remote_info:  # and it will say no more
+                self._look_again = math.inf
             return None
         found, reached = node.established() if node.has_data() else None, False
         self._handles = self._takes_handles(said, found)
         if not self._handles and found is not None:
             reached = await self._reaches(msg, said, found)
             self._node_name = self._fetched_from(said, found)
+        if self.unanswered is None and (self._handles or self._node_name is not None):
+            self.unanswered = _Unanswered()
+            self.handshake_options["cableway"] = self.unanswered  # the family's context
         if gpus.must_look() and node.has_data():
             await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
         news = self._news(found, reached)

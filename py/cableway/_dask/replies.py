@@ -23,7 +23,7 @@ from cableway._dask.gpu_objects import GpuRecord
 from cableway._dask.records import Record
 from cableway.errors import Error
 
-__all__ = ["opened", "with_keys"]
+__all__ = ["UNOPENED", "large_objects", "opened", "with_packed"]
 
 logger = logging.getLogger("cableway.dask")
 
@@ -31,32 +31,45 @@ logger = logging.getLogger("cableway.dask")
 _Found: TypeAlias = "Record | GpuRecord | Serialized | None"
 
 
-async def with_keys(
-    comm: Any, msg: Any, handles: bool, node_name: str | None, serializers: Any
-) -> Any:
-    """The message, whose "data" are a dict, with its large objects packed, if it is one that names their keys; else as it is.
+# Stand for objects until `opened`.
+UNOPENED = frozenset([family.Later, family.Elsewhere, gpu_objects.Later])
+
+
+def large_objects(data: dict[Any, Any], worker: Any) -> dict[Any, object]:
+    """The objects of a message's data that are to be packed, by their keys. Asked with each message, so it is quick.
 
     Args:
-        comm: the connection (`comm`).
-        handles: the peer takes them; else it gets bytes.
-        node_name: the peer is on another node, and fetches blocks by name from this one, which it knows by that; None: it does not.
-        serializers: those that the caller asks for; None: Dask's.
+        worker: whose data they are (`Served`); None: they are scattered.
     """
-    serves = comm.worker is not None and msg.get("status") == "OK"
-    if not serves and not (handles and msg.get("op") == "update_data"):
-        return msg
-    data = msg["data"]
-    large = {
+    return {
         key: value.data
         for key, value in data.items()
         if type(value) is Serialize
         and (
             records.recall(value.data, key) is not None
-            or family.is_large(value.data, comm.worker.size(key) if serves else None)
+            or family.is_large(value.data, None if worker is None else worker.size(key))
         )
     }
-    if not large:
-        return msg
+
+
+async def with_packed(
+    comm: Any,
+    msg: Any,
+    large: dict[Any, object],
+    handles: bool,
+    node_name: str | None,
+    serializers: Any,
+) -> Any:
+    """The message with its large objects packed.
+
+    Args:
+        comm: the connection (`comm`).
+        large: the objects (`large_objects`), which are a worker's if the message says that all is "OK".
+        handles: the peer takes them; else it gets bytes.
+        node_name: the peer is on another node, and fetches blocks by name from this one, which it knows by that; None: it does not.
+        serializers: those that the caller asks for; None: Dask's.
+    """
+    data, serves = msg["data"], msg.get("status") == "OK"
     by_name = serves and node_name is not None
     reader = comm.gpus() if handles else []
     found = {key: _known(key, obj, handles or by_name, reader) for key, obj in large.items()}

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import PATH, processes_with
+from conftest import PATH, describe, processes_with
 from waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -55,15 +55,19 @@ def run_words(
             check=False,
         )
     finally:
-        subprocess.run(
+        stopped = subprocess.run(
             [place / "bin/cableway", "stop", "--yes", "--force"],
             env=where,
             capture_output=True,
+            text=True,
             check=False,
         )
     assert (done.returncode != 0) == fails, done.stdout + done.stderr[-20000:]
     setting = f"CABLEWAY_DIR={broker}"
-    assert eventually(lambda: not processes_with(setting), 20), processes_with(setting)
+    assert eventually(lambda: not processes_with(setting), 20), [
+        *map(describe, processes_with(setting)),
+        stopped,
+    ]
     return done.stdout, done.stderr
 
 

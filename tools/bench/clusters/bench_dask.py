@@ -155,6 +155,7 @@ def main() -> None:
     """Prints tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--size", choices=SIZES, action="append", help="measure it alone")
     parser.add_argument("--serve", choices=KINDS)
     parser.add_argument("--memory", choices=KINDS)
     chosen = parser.parse_args()
@@ -170,10 +171,12 @@ def main() -> None:
         for kind in KINDS
     }
     samples: dict[tuple[str, str, str], list[float]] = {}
+    sizes = chosen.size or list(SIZES)
     for server in servers.values():
         assert server.stdout is not None and json.loads(server.stdout.readline()) == "ready"
     for turn in range(-1, chosen.rounds):  # the first one warms up
-        for name, nbytes in SIZES.items():
+        for name in sizes:
+            nbytes = SIZES[name]
             for read in (False, True):
                 for kind in random.sample(KINDS, len(KINDS)):
                     found = _asked(servers[kind], nbytes=nbytes, read=read)
@@ -195,7 +198,7 @@ def main() -> None:
         f"\n| worker to worker, ms, {chosen.rounds} rounds | cableway | tcp | tls | tcp/ours | tls/ours |"
     )
     print("|---|---|---|---|---|---|")
-    for name in SIZES:
+    for name in sizes:
         for what in ("first", "again", "read", "gather first", "gather again"):
             of = {kind: samples[name, what, kind] for kind in KINDS}
             middle = {kind: statistics.median(found) for kind, found in of.items()}
@@ -204,6 +207,8 @@ def main() -> None:
             ]
             ratios = [f"{middle[kind] / middle['cableway']:.2f}" for kind in ("tcp", "tls")]
             print(f"| {name}, {what} | {' | '.join([*cells, *ratios])} |")
+    if chosen.size:
+        return None
     print(
         "\n| 256 MiB on four workers, MiB gained | private, all | private, most of one | shared |\n|---|---|---|---|"
     )

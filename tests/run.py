@@ -31,6 +31,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
@@ -166,7 +167,7 @@ def reap_orphans() -> list[str]:
                 if late:
                     os.kill(pid, signal.SIGKILL)
                     if os.waitpid(pid, 0)[1] == signal.SIGKILL:
-                        killed.append(command.strip())
+                        killed.append(textwrap.shorten(command, 160))
                 else:
                     os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, FileNotFoundError, ChildProcessError):

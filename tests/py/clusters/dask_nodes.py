@@ -70,7 +70,6 @@ def nodes(
                         *(["--preload", preload] if preload else []),
                     ],
                     env={**os.environ, **environment, "PYTHONPATH": path},
-                    stderr=None if os.environ.get("DASK_NODES_SAY") else subprocess.DEVNULL,
                 )
                 stack.callback(_end, process)
         client = stack.enter_context(Client(made, timeout="120s"))

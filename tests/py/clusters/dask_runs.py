@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from conftest import PATH, describe, processes_with
@@ -31,7 +35,10 @@ def run_words(
     fails: bool = False,
     place: Path = PLACE,
 ) -> tuple[str, str]:
-    """What a command prints and says as errors; it must succeed, or fail. Afterwards its broker is stopped."""
+    """What a command prints and says as errors; it must succeed, or fail. Afterwards its broker is stopped.
+
+    If it is not done in time, each Python process of it says where it stands, and all end.
+    """
     interpreter(place)
     broker = folder / "broker"
     broker.mkdir(mode=0o700, exist_ok=True)
@@ -39,21 +46,14 @@ def run_words(
         **os.environ,
         "PATH": f"{place}/bin:{os.environ['PATH']}",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join(PATH),
         "CABLEWAY_DIR": str(broker),
         "DASK_TEMPORARY_DIRECTORY": str(folder),
         **environment,
     }
     try:
-        done = subprocess.run(
-            words,
-            cwd=folder,
-            env=where,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
+        code, printed, errors = _ended(words, folder, where, seconds)
     finally:
         stopped = subprocess.run(
             [place / "bin/cableway", "stop", "--yes", "--force"],
@@ -62,13 +62,43 @@ def run_words(
             text=True,
             check=False,
         )
-    assert (done.returncode != 0) == fails, done.stdout + done.stderr[-20000:]
+    assert (code != 0) == fails, f"{code}: {printed}{errors[-20000:]}"
     setting = f"CABLEWAY_DIR={broker}"
     assert eventually(lambda: not processes_with(setting), 20), [
         *map(describe, processes_with(setting)),
         stopped,
     ]
-    return done.stdout, done.stderr
+    return printed, errors
+
+
+def _ended(
+    words: list[str], folder: Path, environment: dict[str, str], seconds: float
+) -> tuple[int, str, str]:
+    """A command's code, and what it and those whom it starts print and say as errors. They are a session of their own."""
+    with open(folder / "stdout", "w+") as out, open(folder / "stderr", "w+") as errors:
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=out, stderr=errors, start_new_session=True
+        )
+        code = None
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGABRT)  # PYTHONFAULTHANDLER: it says its stacks
+            time.sleep(2)  # each writes them itself
+            raise AssertionError(
+                f"not done after {seconds} s: {_all(out)}{_all(errors)[-60000:]}"
+            ) from None
+        finally:
+            if code is None or code < 0:  # it could not end what it had started
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return code, _all(out), _all(errors)
+
+
+def _all(file: TextIO) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def run(

@@ -1,4 +1,7 @@
-"""Reductions that GPUs compute: the bits of those in host memory, wherever the elements lie, and who dies meanwhile."""
+"""Reductions that GPUs compute: the bits of those in host memory, wherever the elements lie, and who dies meanwhile.
+
+Runs in `make test-more`: millions of elements are compared bit by bit.
+"""
 
 from __future__ import annotations
 

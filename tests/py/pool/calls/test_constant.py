@@ -1,4 +1,7 @@
-"""What `cableway.constant` promises: put once, unpickled once a process, the object itself for each task."""
+"""What `cableway.constant` promises: put once, unpickled once a process, the object itself for each task.
+
+Runs in `make test-more`: models are fitted in new processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What `In`, `Out` and `InOut` promise on a Pool with devices. On the host: test_transfers."""
+"""What `In`, `Out` and `InOut` promise on a Pool with devices. On the host: test_transfers.
+
+Runs in `make test-more`: each test has a Pool with devices of its own.
+"""
 
 from __future__ import annotations
 

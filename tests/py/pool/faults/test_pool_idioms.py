@@ -2,6 +2,8 @@
 
 The rounds are those of the script pool_idioms.py, which says what it does and what it prints. With CABLEWAY_SOAK set
 each idiom runs 1,000 times with each start method. What is expected is what the standard library's own comes to.
+
+Runs in `make test-more`: each idiom runs many times.
 """
 
 from __future__ import annotations

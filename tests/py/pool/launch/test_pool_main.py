@@ -1,4 +1,7 @@
-"""Where a task's function may come from: a script, a notebook's cells, a lambda, a closure, a local class."""
+"""Where a task's function may come from: a script, a notebook's cells, a lambda, a closure, a local class.
+
+Runs in `make test-more`: it starts hundreds of interpreters.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def told(net):
             found[name] |= {
                 "NETNS": node.netns,
                 "HOST": node.host,
-                "OUTSIDE": bridge_support.OUTSIDE,
+                "OUTSIDE": net.outside,
             }
     return json.dumps(found)
 

@@ -37,10 +37,10 @@ def two_nodes(job):
         try:
             for node in nodes:
                 place = Path("/etc/netns", str(node.netns))
-                place.mkdir(parents=True)
+                place.mkdir(parents=True, exist_ok=True)
                 (place / "hosts").write_text(hosts)
-                bridge_support.ip("-n", str(node.netns), "route", "add", "default", "via", bridge_support.OUTSIDE)  # fmt: skip
-            yield nodes
+                bridge_support.ip("-n", str(node.netns), "route", "add", "default", "via", made.outside)  # fmt: skip
+            yield nodes, made.outside
         finally:
             for node in nodes:
                 node.environment["SLURM_JOB_ID"] = job
@@ -84,9 +84,9 @@ def test_sbatch_runs_the_job(tmp_path):
 
 @pytest.mark.skipif(bool(NO_SLURM or NO_NAMESPACES), reason=NO_SLURM or NO_NAMESPACES)
 def test_sbatch_runs_the_job_between_nodes_with_bridges(tmp_path):
-    with two_nodes(FIRST) as nodes:
+    with two_nodes(FIRST) as (nodes, outside):
         own = [slurm_cluster.SlurmNode(n.name, n.folder, n.host, n.netns) for n in nodes]
-        with slurm_cluster.cluster(tmp_path / "slurm", own, bridge_support.OUTSIDE) as cluster:
+        with slurm_cluster.cluster(tmp_path / "slurm", own, outside) as cluster:
             as_promised(submitted(cluster, tmp_path, "slurm_nodes.sbatch", "--mib", "64"))
     assert [*(tmp_path / ".config/cableway").iterdir()] == []  # the job's folder went with it
 
@@ -96,7 +96,7 @@ def test_a_job_of_two_nodes_has_one_copy_a_node(tmp_path):
     shutil.copy(EXAMPLES / "slurm_job.py", tmp_path)
     standins = Path(__file__).resolve().parents[1] / "support/standins"
     job = "4712"
-    with two_nodes(job) as nodes:
+    with two_nodes(job) as (nodes, _):
         environment = {
             "HOME": str(tmp_path),
             "PATH": f"{standins}:{PLACE}/bin:{os.environ['PATH']}",

@@ -26,7 +26,7 @@ import cableway as cw
 from cableway._core import programs
 
 PORT = 7400
-OUTSIDE = "10.213.7.254"  # where nodes in namespaces reach this process
+SUBNETS = range(7, 255)  # 10.213.N.0/24; the guide's examples have the first one
 # Most tests look at links that nothing uses: they are made at the start, and kept. test_bridge_idle.py has the others.
 LINK_IDLE = os.environ.get("CABLEWAY_TEST_LINK_IDLE", "0")
 # AddressSanitizer keeps what was freed, 256 MiB of it by default: what a process of ours may have more then.
@@ -199,20 +199,42 @@ class Node:
             yield connection
 
 
+def claimed_subnet() -> int:
+    """The N of 10.213.N.0/24 for the nodes of one test, with the device of its bridge.
+
+    Tests run beside each other, and this process has a route to the nodes of all of them. So no two have one subnet: who could make the
+    device has it, as long as the device is there.
+    """
+    for number in SUBNETS:
+        words = ["ip", "link", "add", f"cw{number}br", "type", "bridge"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return number
+        assert "exists" in done.stderr, done.stderr
+    raise AssertionError("all subnets have a device: `ip link` shows them, cw7br and on")
+
+
 class Net:
-    """Nodes that can reach each other."""
+    """Nodes that can reach each other.
+
+    Attributes:
+        subnet: what the addresses of nodes in namespaces begin with.
+        outside: where these nodes reach this process.
+    """
 
     def __init__(self, *names: str, namespaces: bool = False) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="cwbr-"))
         self.nodes: dict[str, Node] = {}
         self.held: list[socket.socket] = []
-        self.tag = f"cw{os.getpid() % 100000}" if namespaces else ""
+        self.tag = self.subnet = self.outside = ""
         if namespaces:
-            ip("link", "add", f"{self.tag}br", "type", "bridge")
+            number = claimed_subnet()
+            self.tag, self.subnet = f"cw{number}", f"10.213.{number}."
+            self.outside = f"{self.subnet}254"
             ip("link", "set", f"{self.tag}br", "up")
-            ip("addr", "add", f"{OUTSIDE}/24", "dev", f"{self.tag}br")  # who is on no node
+            ip("addr", "add", f"{self.outside}/24", "dev", f"{self.tag}br")  # who is on no node
         for i, name in enumerate(names):
-            host = f"10.213.7.{i + 1}" if namespaces else "127.0.0.1"
+            host = f"{self.subnet}{i + 1}" if namespaces else "127.0.0.1"
             netns = f"{self.tag}{name}" if namespaces else None
             if netns:
                 self._lay(name, netns, host)

@@ -56,6 +56,7 @@ def test_two_machines_in_five_minutes() -> None:
                         programs["a"] = ""
                     programs[name] += command + "\n"
                     continue
+                command = command.replace("10.213.7.", made.subnet)
                 for other, text in prints.items():
                     command = command.replace(f"sha256:{other.upper() * 4}...", text)
                 done = subprocess.run(

@@ -157,7 +157,7 @@ def test_the_example_runs_between_two_nodes(tmp_path: Path) -> None:
             for node in nodes:  # what the cluster's DNS does
                 assert node.netns
                 place = Path("/etc/netns", node.netns)
-                place.mkdir(parents=True)
+                place.mkdir(parents=True, exist_ok=True)
                 (place / "hosts").write_text(hosts)
             programs = Path(bridge_support.program("cableway")).parent
             path = [

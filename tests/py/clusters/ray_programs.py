@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,11 @@ def one_store() -> None:
 
 def store_is_made() -> bool:
     return ray._private.worker.global_worker._rdt_manager is not None
+
+
+def priority() -> None:
+    """Actors have the priority of this process (`ray_runs`): a busy machine does not starve them, while we wait for them."""
+    assert get(Reader.remote().call.remote(os.nice, 0)) == os.nice(0)
 
 
 def sessions() -> None:
@@ -359,6 +365,7 @@ if __name__ == "__main__":
                 subclasses,
                 objects,
                 one_store,
+                priority,
                 sessions,
                 idioms,
                 many,

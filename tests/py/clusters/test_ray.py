@@ -18,6 +18,7 @@ from ray_runs import PLACE, run
         ("subclasses", {}),
         ("objects", {}),
         ("one_store", {}),
+        ("priority", {}),
         ("sessions", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("idioms", {}),
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),

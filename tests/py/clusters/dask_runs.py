@@ -20,6 +20,11 @@ PLACE = BUILD / "dask"
 SECONDS = 240
 
 
+def limit(seconds: float = SECONDS) -> pytest.MarkDecorator:
+    """pytest's limit of a test whose command has so many seconds. The command's comes first, since it says where all stand."""
+    return pytest.mark.timeout(seconds + 120)
+
+
 def interpreter(place: Path = PLACE) -> str:
     """The Python that has Dask, or Ray, and the wheel of this build; skips the test if there is none."""
     if not (place / "made.stamp").exists():

@@ -7,10 +7,9 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from dask_runs import BUILD, interpreter, run_words
+from dask_runs import BUILD, SECONDS, interpreter, run_words
 
 PLACE = BUILD / "ray"
-SECONDS = 240
 
 
 def run(

@@ -6,8 +6,9 @@ import os
 import shutil
 
 import pytest
-from dask_runs import PLACE, ROOT, run, run_words
+from dask_runs import PLACE, ROOT, limit, run, run_words
 
+pytestmark = limit()
 EXAMPLES = ROOT / "docs/examples/dask"
 RANKS = 4  # a scheduler, a client, two workers
 

@@ -6,16 +6,26 @@ import os
 import random
 
 import pytest
-from dask_runs import run
+from dask_runs import limit, run
 
 SOAK = bool(os.environ.get("CABLEWAY_SOAK"))
 
 
+def seconds(rounds):
+    return 60 + 30 * rounds
+
+
 @pytest.mark.parametrize(
     ("name", "rounds"),
-    [("workers_killed", 400 if SOAK else 8), ("broker_killed", 50 if SOAK else 5)],
+    [
+        pytest.param(name, rounds, marks=limit(seconds(rounds)))
+        for name, rounds in (
+            ("workers_killed", 400 if SOAK else 8),
+            ("broker_killed", 50 if SOAK else 5),
+        )
+    ],
 )
 def test_results_are_right_though(name, rounds, tmp_path):
     seed = random.randrange(1 << 30)
     print("seed", seed)
-    run("dask_faults.py", name, tmp_path, {}, str(rounds), str(seed), seconds=60 + 30 * rounds)
+    run("dask_faults.py", name, tmp_path, {}, str(rounds), str(seed), seconds=seconds(rounds))

@@ -9,12 +9,17 @@ from pathlib import Path
 import cuda_support
 import pytest
 from conftest import PATH
-from dask_runs import run
+from dask_runs import limit, run
 
 cuda_support.require()
-pytestmark = pytest.mark.skipif(
-    cuda_support.REAL, reason="tools/bench/clusters/bench_dask_gpu.py is for real GPUs"
-)
+ROUNDS = 30 if os.environ.get("CABLEWAY_SOAK") else 4
+KILLED_SECONDS = 120 + 30 * ROUNDS
+pytestmark = [
+    limit(),
+    pytest.mark.skipif(
+        cuda_support.REAL, reason="tools/bench/clusters/bench_dask_gpu.py is for real GPUs"
+    ),
+]
 STANDINS = Path(__file__).resolve().parent / "standins"
 
 
@@ -57,9 +62,10 @@ def test_gpu_memory_that_is_full_for_the_reader_means_bytes(tmp_path):
     run("dask_gpus.py", "full_for_the_reader", tmp_path, environment(tmp_path, memory_mib=20))
 
 
+@limit(KILLED_SECONDS)
 @pytest.mark.parametrize("share", ["false", "true"])
 def test_workers_are_killed_in_the_midst(share, tmp_path):
-    seed, rounds = random.randrange(1 << 30), 30 if os.environ.get("CABLEWAY_SOAK") else 4
+    seed = random.randrange(1 << 30)
     print("seed", seed)
     where = {**environment(tmp_path), "DASK_CABLEWAY__GPU_SHARE": share}
-    run("dask_gpus.py", "killed", tmp_path, where, str(rounds), str(seed), seconds=120 + 30 * rounds)  # fmt: skip
+    run("dask_gpus.py", "killed", tmp_path, where, str(ROUNDS), str(seed), seconds=KILLED_SECONDS)  # fmt: skip

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from dask_runs import run
+from dask_runs import limit, run
+
+pytestmark = limit()
 
 
 @pytest.mark.parametrize(

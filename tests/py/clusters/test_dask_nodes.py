@@ -13,7 +13,7 @@ import subprocess
 
 import bridge_support
 import pytest
-from dask_runs import run
+from dask_runs import SECONDS, limit, run
 
 
 def no_cuts() -> str:
@@ -38,7 +38,11 @@ def no_cuts() -> str:
 
 NO_NAMESPACES = bridge_support.namespaces_lacking()
 NO_CUTS = no_cuts()
-pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+CUTS, CUT_SECONDS = ("1000", 3600) if os.environ.get("CABLEWAY_SOAK") else ("20", SECONDS)
+pytestmark = [
+    limit(),
+    pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
+]
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +93,10 @@ def test_bridges_are_killed_in_the_midst(three, tmp_path):
     run("dask_nodes.py", "killed", tmp_path, {}, told(three), "bridge", "8")
 
 
+@limit(CUT_SECONDS)
 @pytest.mark.skipif(bool(NO_CUTS), reason=NO_CUTS)
 def test_links_are_cut_in_the_midst(three, tmp_path):
-    cuts, seconds = ("1000", 3600) if os.environ.get("CABLEWAY_SOAK") else ("20", 240)
-    print(run("dask_nodes.py", "cut", tmp_path, {}, told(three), cuts, seconds=seconds))
+    print(run("dask_nodes.py", "cut", tmp_path, {}, told(three), CUTS, seconds=CUT_SECONDS))
 
 
 def test_brokers_are_killed_in_the_midst(tmp_path):

@@ -17,12 +17,15 @@ from pathlib import Path
 import bridge_support
 import pytest
 import slurm_cluster
-from dask_runs import PLACE, run_words
+from dask_runs import PLACE, limit, run_words
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs/examples/dask"
 NO_NAMESPACES = bridge_support.namespaces_lacking()
 NO_SLURM = slurm_cluster.lacking()
-pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+pytestmark = [
+    limit(),
+    pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
+]
 
 TASKS = 3  # on each node; of all, the first is the scheduler and the second the client
 FIRST = "1"  # the number that a new cluster gives its first job

@@ -6,7 +6,9 @@ Runs in `make test-more`.
 from __future__ import annotations
 
 import pytest
-from dask_runs import interpreter, run, run_words
+from dask_runs import interpreter, limit, run, run_words
+
+pytestmark = limit()
 
 
 @pytest.mark.parametrize("name", ["first_bytes", "comes_back", "names_go_with_blocks"])

@@ -6,8 +6,10 @@ import re
 import subprocess
 
 import pytest
-from dask_runs import ROOT, interpreter
+from dask_runs import ROOT, interpreter, limit
 from ray_runs import PLACE, run
+
+pytestmark = limit()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from dask_runs import limit
 from ray_runs import run
+
+pytestmark = limit()
 
 
 @pytest.mark.parametrize(

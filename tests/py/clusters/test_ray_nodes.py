@@ -6,9 +6,13 @@ import json
 
 import bridge_support
 import pytest
+from dask_runs import limit
 from ray_runs import run
 
-pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+pytestmark = [
+    limit(),
+    pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
+]
 
 
 @pytest.mark.parametrize(

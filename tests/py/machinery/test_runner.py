@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -51,3 +52,26 @@ def test_ci_runs_all_tests() -> None:
         "tests/fuzz.sh 5",
     ):
         assert words in makefile
+
+
+LIMITS = """
+import sys
+import pytest
+
+class Limits:
+    def pytest_collection_finish(self, session):
+        from dask_runs import SECONDS
+        for item in session.items:
+            mark = item.get_closest_marker("timeout")
+            if mark is None or mark.args[0] <= SECONDS:
+                print("cut short:", item.nodeid)
+
+words = ["--collect-only", "-q", "-p", "no:cacheprovider", sys.argv[1]]
+raise SystemExit(pytest.main(words, plugins=[Limits()]))
+"""
+
+
+def test_a_command_of_a_cluster_says_where_it_stands_before_pytest_ends_it() -> None:
+    words = [sys.executable, "-c", LIMITS, str(PY / "clusters")]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "test_dask.py::" in done.stdout and "cut short:" not in done.stdout, done.stdout

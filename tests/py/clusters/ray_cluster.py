@@ -147,6 +147,8 @@ def kill(actor: Any) -> None:
             ray.get(actor.pid.remote(), timeout=SECONDS)
         except ray.exceptions.ActorDiedError:
             return True
+        except ray.exceptions.ActorUnavailableError:
+            pass  # it has no answer, and Ray was not told within a second that it is dead
         return False
 
     assert eventually(dead)

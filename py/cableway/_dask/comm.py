@@ -117,13 +117,17 @@ class _Handles(tcp.TCP):
             self.abort()
             raise CommClosedError(f"in {self}: a handle could not be opened: {error}") from error
         except CommClosedError:
-            if self.unanswered:  # the peer has read what it will ever read
-                gpu_objects.not_taken(self.unanswered)
-                self.unanswered.answered()
+            self._ended()
             raise
         if self.unanswered:
             self.unanswered.answered()
         return message
+
+    def _ended(self) -> None:
+        """The peer has read what it will ever read."""
+        if self.unanswered:
+            gpu_objects.not_taken(self.unanswered)
+            self.unanswered.answered()
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> Any:
         news = None
@@ -144,6 +148,9 @@ class _Handles(tcp.TCP):
             msg = {_NEWS: news, "message": msg}
         try:
             written = await super().write(msg, serializers=chosen, on_error=on_error)
+        except CommClosedError:
+            self._ended()
+            raise
         finally:
             if self.unanswered and (handles or node_name is not None):
                 self.unanswered.expect_answer()

@@ -1,7 +1,11 @@
-"""What cableway.dask promises when workers or the broker are killed; test_dask_deaths.py runs it. The seed is printed."""
+"""What cableway.dask promises when workers or the broker are killed, with a seed that is printed (test_dask_deaths.py runs it), and when
+connections end (test_dask.py runs these).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import random
 import signal
@@ -13,9 +17,13 @@ from typing import Any
 import dask_cluster as c
 from dask_cluster import MIB
 from distributed import Client
+from distributed.comm import CommClosedError, connect, listen
+from distributed.protocol import to_serialize
 from waiting import eventually
 
 import cableway as cw
+from cableway._core import idle_memory
+from cableway._dask import blocks, comm, memory, node
 
 # Dask gives a task up when three of its workers were killed; here each is killed again and again.
 RETRIES = 1000
@@ -98,6 +106,51 @@ def _kill_broker() -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
+
+
+# ---- connections that end, and messages that cross
+
+
+async def _soon(what: Any, seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > end:
+            return False
+        await asyncio.sleep(0.05)
+    return True
+
+
+def _nothing_is_held() -> bool:
+    gc.collect()
+    idle_memory.trim(0)
+    return not blocks._private and not memory._collecting and c.used() == 0
+
+
+def closed_while_written() -> None:
+    """A message that could not be written, since the connection had ended: nobody will open its blocks, and they go."""
+    asyncio.run(_closed_while_written())
+
+
+async def _closed_while_written() -> None:
+    node.has_data = lambda: True  # as if this process were a worker
+
+    async def serve(server: Any) -> None:
+        try:
+            await server.read()
+        except CommClosedError:
+            return
+
+    listener = await listen("tcp://127.0.0.1:0", serve)
+    link = await connect(listener.contact_address)
+    link.abort()
+    try:
+        await link.write({"op": "update_data", "data": {"x": to_serialize(c.made(2))}})
+    except CommClosedError:
+        pass
+    else:
+        raise AssertionError("it was written")
+    assert await _soon(_nothing_is_held), f"{c.used()} bytes are held, of {comm.HOLD_SECONDS} s"
+    listener.stop()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""cableway.dask: values, one copy a node, and handles. Each test is a function of dask_programs.py."""
+"""cableway.dask: values, one copy a node, and handles. Each test is a function of a program beside it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ RANKS = 4  # a scheduler, a client, two workers
 @pytest.mark.parametrize("name", ["one_copy", "handles", "work_in_a_task"])
 def test_dask_has(name, tmp_path):
     run("dask_programs.py", name, tmp_path, {})
+
+
+@pytest.mark.parametrize("name", ["closed_while_written"])
+def test_dask_messages(name, tmp_path):
+    run("dask_faults.py", name, tmp_path, {})
 
 
 def test_a_slurm_job_has_one_copy_a_node(tmp_path):

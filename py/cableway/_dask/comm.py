@@ -164,6 +164,9 @@ class _Handles(tcp.TCP):
         Returns:
             What the peer is to be told; None: nothing.
         """
+        if gpus.must_look() and self._peer() is not None and node.has_data():
+            await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
+        # From here on nothing that is kept is older than an `await`: in the meantime the peer may tell news.
         self._handles, self._node_name, self._generation = False, None, node.generation
         said = self._peer()
         if said is None:
@@ -178,8 +181,6 @@ class _Handles(tcp.TCP):
         if self.unanswered is None and (self._handles or self._node_name is not None):
             self.unanswered = _Unanswered()
             self.handshake_options["cableway"] = self.unanswered  # the family's context
-        if gpus.must_look() and node.has_data():
-            await asyncio.get_running_loop().run_in_executor(names.pool(), gpus.look)
         news = self._news(found, reached)
         if not news and (self._handles or found is None):
             self._look_again = time.monotonic() + LOOK_SECONDS

@@ -1,5 +1,5 @@
-"""What cableway.dask promises when workers or the broker are killed, with a seed that is printed (test_dask_deaths.py runs it), and when
-connections end (test_dask.py runs these).
+"""What cableway.dask promises when workers or the broker are killed, with a seed that is printed (test_dask_deaths.py runs it), when
+connections end, and when messages cross (test_dask.py runs these).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from waiting import eventually
 
 import cableway as cw
 from cableway._core import idle_memory
-from cableway._dask import blocks, comm, memory, node
+from cableway._dask import blocks, comm, gpus, memory, node
 
 # Dask gives a task up when three of its workers were killed; here each is killed again and again.
 RETRIES = 1000
@@ -150,6 +150,50 @@ async def _closed_while_written() -> None:
     else:
         raise AssertionError("it was written")
     assert await _soon(_nothing_is_held), f"{c.used()} bytes are held, of {comm.HOLD_SECONDS} s"
+    listener.stop()
+
+
+def told_while_it_looked() -> None:
+    """A process that opens the driver of its GPUs, which takes a second, is told in the meantime that its peer takes no handles any more:
+    the message that it is about to write has none.
+    """
+    asyncio.run(_told_while_it_looked())
+
+
+async def _told_while_it_looked() -> None:
+    node.has_data = lambda: True
+    looking, seen = threading.Event(), threading.Event()
+
+    def look() -> None:
+        gpus._seen = []
+        looking.set()
+        assert seen.wait(20)
+
+    come: list[Any] = []
+
+    async def serve(server: Any) -> None:
+        await server.write("first")  # nothing to look for yet
+        await asyncio.sleep(2 * comm.LOOK_SECONDS)
+        gpus.must_look, gpus.look = lambda: gpus._seen is None, look
+        reads = asyncio.create_task(server.read())
+        writes = asyncio.create_task(server.write({"x": to_serialize(c.made(2))}))
+        assert await _soon(looking.is_set)
+        come.append(await reads)
+        seen.set()
+        await writes
+
+    listener = await listen("tcp://127.0.0.1:0", serve)
+    link = await connect(listener.contact_address)
+    assert await link.read() == "first"
+    assert await _soon(looking.is_set)
+    gpus._seen, link._look_again = [], 0.0
+    node.distrust(link.peer_address)
+    await link.write("none, please")
+    x = (await link.read())["x"]
+    assert come == ["none, please"]
+    assert c.records.mapped_bytes(x) == 0
+    assert float(x.sum()) == c.total_of(2)
+    await link.close()
     listener.stop()
 
 

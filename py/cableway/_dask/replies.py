@@ -6,7 +6,8 @@ become private views of these, and each further sending is made of the blocks. E
 full, the object goes as bytes as it is now, as in Dask.
 
 Owner: a connection's coroutine; packing runs in the thread in which Dask serializes, of which there is one: so no object is packed twice
-at once. If the process dies in the midst, its leases end, and the peer's connection is cut.
+at once. Until the worker's data are told, `_first` has what was packed. If the process dies in the midst, its leases end, and the peer's
+connection is cut.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _Found: TypeAlias = "Record | GpuRecord | Serialized | None"
 
 # Stand for objects until `opened`.
 UNOPENED = frozenset([family.Later, family.Elsewhere, gpu_objects.Later])
+
+# Objects that take no weak reference, with their first records, by id and key: for replies that were asked for before the worker's data
+# were told of these. The thread that packs changes it: an entry goes after all such replies (`_told`).
+_first: dict[tuple[int, str], tuple[object, Record]] = {}
 
 
 def large_objects(data: dict[Any, Any], worker: Any) -> dict[Any, object]:
@@ -75,12 +80,18 @@ async def with_packed(
     found = {key: _known(key, obj, handles or by_name, reader) for key, obj in large.items()}
     new = [key for key, record in found.items() if record is None]
     fetchable = {*_for_bridge(found)} if by_name else set()
-    if new or (by_name and not _have_names(found)):
-        found, fetchable = await offload(_prepared, comm, large, serves, handles, by_name, reader)
-    if new and serves:
-        made = {key: (large[key], found[key]) for key in new}
-        taken = Record, GpuRecord
-        comm.worker.took({key: pair for key, pair in made.items() if isinstance(pair[1], taken)})
+    try:
+        if new or (by_name and not _have_names(found)):
+            prepared = offload(_prepared, comm, large, serves, handles, by_name, reader)
+            found, fetchable = await prepared
+        if new and serves:
+            made = {key: (large[key], found[key]) for key in new}
+            taken = Record, GpuRecord
+            comm.worker.took({k: pair for k, pair in made.items() if isinstance(pair[1], taken)})
+    finally:
+        alone = [(large[key], key) for key in new if not type(large[key]).__weakrefoffset__]
+        if alone and serves:
+            asyncio.ensure_future(offload(_told, alone))
     packed: dict[Any, Any] = {}
     for key, sent in found.items():
         if isinstance(sent, GpuRecord):
@@ -163,11 +174,19 @@ def _known(key: object, obj: object, shared: bool, reader: list[str]) -> Record 
     """
     if reader and gpu_objects.lies_on_gpu(obj):
         return gpu_objects.known(obj, records.name_of(key), reader)
-    record = records.recall(obj, key)
+    record = _earlier(key, obj)
     if record is None or not shared:
         return record
     found = node.established()
     return record if found is not None and record.instance == found.instance else None
+
+
+def _earlier(key: object, obj: object) -> Record | None:
+    """The record of an object under its key, of whatever broker."""
+    found = records.recall(obj, key)
+    if found is None and _first:
+        found = _first.get((id(obj), records.name_of(key)), (None, None))[1]
+    return found
 
 
 def _prepared(
@@ -181,6 +200,12 @@ def _prepared(
     """What `_packed` makes of the objects, and the keys of those whose blocks have names."""
     found = _packed(comm, large, serves, handles or by_name, reader)
     return found, _named(found) if by_name else set()
+
+
+def _told(packed: list[tuple[object, Any]]) -> None:
+    """The worker's data know these objects' records, or the reply is given up."""
+    for obj, key in packed:
+        _first.pop((id(obj), records.name_of(key)), None)
 
 
 def _packed(
@@ -197,7 +222,7 @@ def _packed(
         )
         if found[key] is not None:
             continue
-        earlier = records.recall(obj, key)
+        earlier = _earlier(key, obj)
         if earlier is not None:  # of a broker that is gone
             record = family.moved(earlier)
             found[key] = family.as_bytes(earlier) if record is None else record
@@ -210,6 +235,8 @@ def _packed(
             found[key] = frames if record is None else record
         if record is not None and serves:
             records.remember(obj, record)
+            if not type(obj).__weakrefoffset__ and records.recall(obj, key) is None:
+                _first[id(obj), records.name_of(key)] = obj, record
     return found
 
 

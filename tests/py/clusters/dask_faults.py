@@ -12,9 +12,11 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask_cluster as c
+import numpy as np
 from dask_cluster import MIB
 from distributed import Client
 from distributed.comm import CommClosedError, connect, listen
@@ -23,7 +25,8 @@ from waiting import eventually
 
 import cableway as cw
 from cableway._core import idle_memory
-from cableway._dask import blocks, comm, gpus, memory, node
+from cableway._dask import blocks, comm, family, gpus, memory, node, replies
+from cableway._dask.worker import Served
 
 # Dask gives a task up when three of its workers were killed; here each is killed again and again.
 RETRIES = 1000
@@ -150,6 +153,70 @@ async def _closed_while_written() -> None:
     else:
         raise AssertionError("it was written")
     assert await _soon(_nothing_is_held), f"{c.used()} bytes are held, of {comm.HOLD_SECONDS} s"
+    listener.stop()
+
+
+class _Worker:
+    """What `Served` knows of one."""
+
+    def __init__(self, data: dict[str, Any], nbytes: int) -> None:
+        self.data = data
+        self.state = SimpleNamespace(tasks={key: SimpleNamespace(nbytes=nbytes) for key in data})
+
+
+def two_readers_at_once() -> None:
+    """Two ask for one list that was never sent, and a task writes to it as soon as it was packed for one of them: both get the first
+    bytes, out of one copy. A list takes no weak reference, so that it has no record until the worker's data are told.
+    """
+    asyncio.run(_two_readers_at_once())
+
+
+async def _two_readers_at_once() -> None:
+    node.has_data = lambda: True
+    x = [np.arange(1 << 18, dtype="f8"), "text"]
+    worker = _Worker({"x": x}, x[0].nbytes)
+    served = Served(worker)
+    both, asked = threading.Event(), []
+    pack, offload = family.pack, replies.offload
+    packed: list[Any] = []
+
+    def pack_and_write(*arguments: Any) -> Any:
+        assert both.wait(20)  # nobody's reply is ready before both were asked for
+        made = pack(*arguments)
+        packed.append(made)
+        x[0][:] = 7
+        return made
+
+    def counted(*arguments: Any) -> Any:
+        asked.append(1)
+        if len(asked) == 2:
+            both.set()
+        return offload(*arguments)
+
+    async def serve(server: Any) -> None:
+        server.worker = served
+        try:
+            await server.read()
+            await server.write({"status": "OK", "data": {"x": to_serialize(worker.data["x"])}})
+            await server.read()
+        except CommClosedError:
+            return
+
+    family.pack, replies.offload = pack_and_write, counted
+    listener = await listen("tcp://127.0.0.1:0", serve)
+
+    async def ask() -> float:
+        link = await connect(listener.contact_address)
+        await link.write("please")
+        found = (await link.read())["data"]["x"]
+        await link.write("OK")
+        await link.close()
+        return float(found[0].sum())
+
+    expected = float(x[0].sum())
+    assert await asyncio.gather(ask(), ask()) == [expected] * 2
+    assert len(packed) == 1, "it was packed twice"
+    assert float(worker.data["x"][0].sum()) == expected
     listener.stop()
 
 

@@ -18,7 +18,9 @@ def test_dask_has(name, tmp_path):
     run("dask_programs.py", name, tmp_path, {})
 
 
-@pytest.mark.parametrize("name", ["closed_while_written", "told_while_it_looked"])
+@pytest.mark.parametrize(
+    "name", ["closed_while_written", "two_readers_at_once", "told_while_it_looked"]
+)
 def test_dask_messages(name, tmp_path):
     run("dask_faults.py", name, tmp_path, {})
 

@@ -59,9 +59,8 @@ def logs(sessions: Path) -> str:
         if file.is_file() and file.suffix in (".err", ".log", ".out"):
             lines = file.read_text(errors="replace").splitlines()
             if not file.name.startswith("worker-"):  # Ray's own, of which most is of no interest
-                lines = [
-                    line for line in lines if " E " in line or " W " in line or "ERROR" in line
-                ]
+                kinds = (" C ", " E ", " W ", "ERROR")  # after " C " the process has ended
+                lines = [line for line in lines if any(kind in line for kind in kinds)]
             if lines:
                 found.append("\n".join([f"--- {file.name}", *lines[-100:]]))
     return "\n".join(found)

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 from dask_runs import ROOT, interpreter, limit
-from ray_runs import PLACE, run
+from ray_runs import PLACE, SECONDS, run
 
-pytestmark = limit()
+pytestmark = limit(SECONDS)
 
 
 @pytest.mark.parametrize(

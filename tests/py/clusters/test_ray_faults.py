@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from dask_runs import limit
-from ray_runs import run
+from ray_runs import SECONDS, run
 
-pytestmark = limit()
+pytestmark = limit(SECONDS)
 
 
 @pytest.mark.parametrize(

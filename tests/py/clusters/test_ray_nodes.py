@@ -7,10 +7,10 @@ import json
 import bridge_support
 import pytest
 from dask_runs import limit
-from ray_runs import run
+from ray_runs import SECONDS, run
 
 pytestmark = [
-    limit(),
+    limit(SECONDS),
     pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking()),
 ]
 

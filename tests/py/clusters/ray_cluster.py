@@ -23,18 +23,27 @@ from cableway._core import programs
 MIB = 1 << 20
 OBJECT_STORE = 150 * MIB
 SECONDS = 60
+STARTS = 5  # of Ray, until one is quick enough
 STACKS = signal.SIGUSR1  # an actor writes where its threads are into its log
 
 
 def start() -> None:
-    """Ray on this machine."""
-    ray.init(
-        num_cpus=2,
-        object_store_memory=OBJECT_STORE,
-        include_dashboard=False,
-        logging_level="warning",
-        log_to_driver=False,
-    )
+    """Ray on this machine. Its process for the node ends if another one needs 15 s to start, as on a busy machine (its issue 65983): then
+    all is started again.
+    """
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(
+                num_cpus=2,
+                object_store_memory=OBJECT_STORE,
+                include_dashboard=False,
+                logging_level="warning",
+                log_to_driver=False,
+            )
+            return
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
 
 
 @ray.remote(num_cpus=0)

@@ -158,6 +158,26 @@ def store_is_made() -> bool:
     return ray._private.worker.global_worker._rdt_manager is not None
 
 
+def starts_again() -> None:
+    """Ray is started again where its process for the node has ended before it was ready, which takes Ray 30 s to see."""
+    ray.shutdown()
+    services, killed = ray._private.services, []
+    real = services.start_raylet
+
+    def start_raylet(*arguments: Any, **options: Any) -> Any:
+        started = real(*arguments, **options)
+        if not killed:
+            started.process.kill()
+            killed.append(started)
+        return started
+
+    services.start_raylet = start_raylet
+    ray_cluster.start()
+    services.start_raylet = real
+    assert killed
+    assert get(Reader.remote().total.remote(Maker.remote().ones.remote(1))) == MIB / 8
+
+
 def priority() -> None:
     """Actors have the priority of this process (`ray_runs`): a busy machine does not starve them, while we wait for them."""
     assert get(Reader.remote().call.remote(os.nice, 0)) == os.nice(0)
@@ -366,6 +386,7 @@ if __name__ == "__main__":
                 objects,
                 one_store,
                 priority,
+                starts_again,
                 sessions,
                 idioms,
                 many,

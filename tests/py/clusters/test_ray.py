@@ -21,6 +21,7 @@ pytestmark = limit(SECONDS)
         ("objects", {}),
         ("one_store", {}),
         ("priority", {}),
+        ("starts_again", {"RAY_raylet_start_wait_time_s": "1"}),
         ("sessions", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("idioms", {}),
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),

@@ -433,8 +433,10 @@ def _get_later(
 def _wait_until(
     name: str, encoded: bytes, end: float, timeout: float | None, known: Retries | None = None
 ) -> None:
-    """Waits. Signals are served between the calls: Ctrl-C works. known: of the calls before."""
+    """Waits. Signals are served between the calls: Ctrl-C works. known: of the calls before, whose answer was that nothing is there."""
     retries = known or Retries(end)
+    if known:
+        retries.was_there()
     while True:
         left, last = slice_ns(end)
         status = lib.cw_wait(client.current().pointer, encoded, left)
@@ -443,7 +445,7 @@ def _wait_until(
                 f"no array was put under the name {name!r} within {timeout} s; is its maker running?"
             )
         if status == -errno.ETIMEDOUT:
-            retries.waited()
+            retries.was_there()
         elif status != -errno.EINTR and not retries.tries_again(status):
             check(status)
             return

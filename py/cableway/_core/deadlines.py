@@ -70,8 +70,8 @@ class Retries:
         self._end = end
         self._back = -math.inf  # when a bridge that has gone should be back
 
-    def waited(self) -> None:
-        """A part of a wait is over, and nobody said that the bridge has gone."""
+    def was_there(self) -> None:
+        """The bridge answered, or a part of a wait is over and nobody said that it has gone."""
         self._back = max(self._back, time.monotonic() + _SILENT_S)
 
     def tries_again(self, status: int) -> bool:

@@ -359,7 +359,7 @@ def wait_after(name: str, after: int, timeout: float | None) -> None:
         if status == -errno.ETIMEDOUT and last:
             raise Timeout(f'"{name}" got no version after {after} in {timeout} s')
         if status == -errno.ETIMEDOUT:
-            retries.waited()
+            retries.was_there()
         elif status != -errno.EINTR and not retries.tries_again(status):
             check(status)
             return

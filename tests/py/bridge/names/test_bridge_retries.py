@@ -10,7 +10,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import bridge_support
 import numpy as np
@@ -19,6 +20,7 @@ from bridge_support import Node, timed_out
 from waiting import eventually
 
 import cableway as cw
+from cableway import name
 
 pytestmark = pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
 
@@ -26,9 +28,17 @@ COUNT = 20_000_000  # of float64: longer on its way than the bridge lives
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[tuple[Node, Node]]:
+def pair() -> Iterator[tuple[Node, Node]]:
     with bridge_support.pair("--read", "open/*") as made:
         yield made
+
+
+@pytest.fixture
+def two(pair: tuple[Node, Node]) -> tuple[Node, Node]:
+    """Two nodes that reach each other: after the last kill of the test before, the bridge is back."""
+    a, b = pair
+    assert eventually(lambda: a.sees(b), 30)
+    return a, b
 
 
 def kills(node: Node, count: int) -> threading.Thread:
@@ -71,11 +81,44 @@ def test_what_is_there_comes_although_its_bridge_is_killed_again_and_again(
     b.command("rm", f"open/{kind}")
 
 
-def test_what_is_not_there_is_waited_for_until_the_time_is_out(two: tuple[Node, Node]) -> None:
+@pytest.fixture
+def when_it_waits(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What is called once, when a get was told that nothing is there, and is about to wait for it."""
+    todo: list[Callable[[], object]] = []
+    wait = name._wait_until
+
+    def wait_after(*arguments: Any) -> None:
+        if todo:
+            todo.pop()()
+        wait(*arguments)
+
+    monkeypatch.setattr(name, "_wait_until", wait_after)
+    return todo
+
+
+def test_what_is_not_there_is_waited_for_until_the_time_is_out(
+    two: tuple[Node, Node], when_it_waits: list[Callable[[], object]]
+) -> None:
     a, b = two
-    thread = kills(b, 3)
+    threads: list[threading.Thread] = []
+    when_it_waits.append(lambda: threads.append(kills(b, 3)))
     begun = time.monotonic()
     with a.here(), pytest.raises(cw.Timeout):
         cw.get("//b/open/none", timeout=2)
     assert timed_out(begun, 2)
-    thread.join()
+    threads[0].join()
+
+
+def test_a_bridge_that_dies_before_it_is_waited_for_is_waited_for_as_well(
+    two: tuple[Node, Node], when_it_waits: list[Callable[[], object]]
+) -> None:
+    a, b = two
+
+    def killed() -> None:
+        os.kill(b.bridge_pid(), signal.SIGKILL)
+        assert eventually(lambda: not a.sees(b))
+
+    when_it_waits.append(killed)
+    with a.here(), pytest.raises(cw.Timeout):
+        cw.get("//b/open/none", timeout=2)
+    assert not when_it_waits

@@ -34,7 +34,7 @@ import numpy as np
 from ray.experimental import register_tensor_transport
 from ray.experimental.rdt import util
 
-from cableway._ray import blocks, libraries, sessions
+from cableway._ray import actors, blocks, libraries, sessions
 from cableway._ray.transport import Transport, session_ended
 
 __all__ = ["NumpyTransport", "TorchTransport", "register", "shared_bytes"]
@@ -51,6 +51,7 @@ class NumpyTransport(Transport):
 def register() -> None:
     """What the import does. May be repeated, as after PyTorch was installed."""
     sessions.watch(session_ended)
+    actors.watch(NumpyTransport)
     known = util.transport_manager_info
     if "cableway_numpy".upper() not in known:
         register_tensor_transport("cableway_numpy", ["cpu"], NumpyTransport, np.ndarray)

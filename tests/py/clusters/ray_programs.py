@@ -345,6 +345,26 @@ class Plain:
         return float(x.sum())
 
 
+def constructors() -> None:
+    """A constructor may share what it makes, and get what is within lists."""
+    made = ray.remote(num_cpus=0, enable_tensor_transport=True)(Putter).remote()
+    inner = get(made.found.remote())
+    assert get(inner[0]).sum() == 2 * MIB
+    within = ray.remote(num_cpus=0, enable_tensor_transport=True)(Putter).remote(inner)
+    assert get(get(within.found.remote())[0]).sum() == 4 * MIB
+
+
+class Putter:
+    """An actor that knows of cableway by its name alone, and shares before it has any method called."""
+
+    def __init__(self, given: Any = None) -> None:
+        array = np.ones(2 * MIB) if given is None else 2 * ray.get(given[0])
+        self.references = [ray.put(array, _tensor_transport="cableway_numpy")]
+
+    def found(self) -> Any:
+        return self.references
+
+
 def plain() -> None:
     """What goes without a transport goes as it did: NumPy arrays without a copy, read-only."""
     maker = Maker.remote()
@@ -392,6 +412,7 @@ if __name__ == "__main__":
                 many,
                 writing,
                 mistakes,
+                constructors,
                 plain,
                 full,
             )

@@ -27,6 +27,7 @@ pytestmark = limit(SECONDS)
         ("many", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("writing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("mistakes", {}),
+        ("constructors", {}),
         ("plain", {}),
         ("full", {"CABLEWAY_MAX_BYTES": str(64 << 20), "CABLEWAY_CACHE_BYTES": "0"}),
     ],

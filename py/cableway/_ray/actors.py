@@ -4,17 +4,29 @@ An actor's process learns of transports by a task that Ray sends once, after the
 the process of an actor that Ray restarts never gets it. So the class of an actor that has tensor transport names a transport: who unpickles
 the class imports `cableway.ray`, before anything of the actor runs.
 
+Ray sends nothing to an actor that gets back what it made, since it has its own array. The new process of a restarted actor does not, and
+would wait for a minute: it is told where the arrays lie, and maps them as any reader.
+
 Deaths: nothing here outlives a process.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
-from ray.actor import ActorClass
+import ray
+from ray.actor import ActorClass, ActorHandle
+from ray.experimental.rdt import rdt_store
+from ray.experimental.rdt.rdt_manager import RDTManager
+
+from cableway._ray.sessions import TRANSPORTS
+from cableway._ray.transport import Source
 
 __all__ = ["watch"]
+
+logger = logging.getLogger("cableway.ray")
 
 _NAMED = "__cableway_transport__"  # attribute of an actor's class
 _watched = False
@@ -30,7 +42,7 @@ def watch(transport: type) -> None:
     if _watched:
         return
     _watched = True
-    make = ActorClass._remote
+    make, transfer = ActorClass._remote, RDTManager.trigger_out_of_band_tensor_transfer
 
     @functools.wraps(make)
     def make_knowing_transports(
@@ -41,4 +53,34 @@ def watch(transport: type) -> None:
             setattr(meta.modified_class, _NAMED, transport)
         return make(self, args, kwargs, **options)
 
+    @functools.wraps(transfer)
+    def transfer_also_back(self: Any, dst_actor: Any, obj_id: str) -> None:
+        transfer(self, dst_actor, obj_id)
+        _send_back(self, dst_actor, obj_id)
+
     ActorClass._remote = make_knowing_transports
+    RDTManager.trigger_out_of_band_tensor_transfer = transfer_also_back
+
+
+def _send_back(manager: Any, actor: Any, object_id: str) -> None:
+    """Tells the actor that made an object where it lies. Never fails: it may run in a thread of Ray's that an exception would end."""
+    try:
+        found = manager.get_rdt_metadata(object_id)
+        if (
+            found is not None
+            and found.tensor_transport_backend in TRANSPORTS
+            and isinstance(found.src_actor, ActorHandle)
+            and found.src_actor._actor_id == actor._actor_id
+        ):
+            task = actor.__ray_call__.options(concurrency_group="_ray_system")
+            place, backend = found.tensor_transport_meta, found.tensor_transport_backend
+            task.remote(_receive_back, object_id, place, Source(found.src_actor), backend)
+    except Exception:
+        logger.exception("%r may wait for object %s for a minute, and fail", actor, object_id)
+
+
+def _receive_back(actor: Any, object_id: str, place: Any, source: Source, backend: str) -> None:
+    """Runs at the actor that made an object, before the method that gets it: it has the object, or was restarted."""
+    store = ray._private.worker.global_worker.rdt_manager.rdt_store
+    if not store.is_primary_copy(object_id):
+        rdt_store.__ray_recv__(actor, object_id, place, source, backend)

@@ -43,6 +43,50 @@ def maker_killed() -> None:
         assert eventually(lambda: used() <= before), used()
 
 
+class Again:
+    """An actor that Ray restarts, and that knows of cableway by its name alone."""
+
+    @ray.method(tensor_transport="cableway_numpy")
+    def ones(self, count: int) -> Any:
+        return np.ones(count)
+
+    def totals(self, *some: Any) -> list[float]:
+        return [float(x.sum()) for x in some]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def maker_restarted() -> None:
+    """It gets back what it made before, like any reader; and makes and reads anew."""
+    reader, other = Reader.remote(), Maker.remote()
+    before = used()
+    again = ray.remote(num_cpus=0, max_restarts=-1)(Again).remote()
+    for _ in range(ROUNDS):
+        x, y = again.ones.remote(2 * MIB), other.ones.remote(8)
+        assert get(again.totals.remote(x, y, x)) == [2 * MIB, MIB, 2 * MIB]
+        pid = get(again.pid.remote())
+        os.kill(pid, signal.SIGKILL)
+        assert eventually(lambda pid=pid: new_pid(again) not in (None, pid))
+        start = time.monotonic()
+        calls = [again.totals.remote(x), again.totals.remote(y, x), again.totals.remote(x, x)]
+        assert get(calls) == [[2 * MIB], [MIB, 2 * MIB], [2 * MIB] * 2]
+        z = again.ones.remote(MIB)
+        assert get(again.totals.remote(z)) == [MIB] == get(again.totals.remote(z))
+        assert get(reader.total.remote(x)) == 2 * MIB and get(reader.total.remote(z)) == MIB
+        assert time.monotonic() - start < SECONDS / 2
+        del x, y, z, calls
+        assert eventually(lambda: used() <= before), used()
+
+
+def new_pid(actor: Any) -> int | None:
+    """None: it is on its way."""
+    try:
+        return int(ray.get(actor.pid.remote(), timeout=SECONDS))
+    except ray.exceptions.RayActorError:
+        return None
+
+
 def reader_killed() -> None:
     """Nothing is lost for others, and nothing leaks."""
     maker = Maker.remote()
@@ -195,6 +239,7 @@ if __name__ == "__main__":
             f.__name__: f
             for f in (
                 maker_killed,
+                maker_restarted,
                 reader_killed,
                 owner_killed,
                 broker_killed,

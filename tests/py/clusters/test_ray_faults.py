@@ -13,6 +13,7 @@ pytestmark = limit(SECONDS)
     "name",
     [
         "maker_killed",
+        "maker_restarted",
         "reader_killed",
         "owner_killed",
         "broker_killed",

@@ -7,6 +7,8 @@ the class imports `cableway.ray`, before anything of the actor runs.
 Ray sends nothing to an actor that gets back what it made, since it has its own array. The new process of a restarted actor does not, and
 would wait for a minute: it is told where the arrays lie, and maps them as any reader.
 
+Ray fetches the arguments of methods alone. An actor that is made with such an argument would wait for a minute and die, so it is refused.
+
 Deaths: nothing here outlives a process.
 """
 
@@ -48,6 +50,7 @@ def watch(transport: type) -> None:
     def make_knowing_transports(
         self: Any, args: Any = None, kwargs: Any = None, **options: Any
     ) -> Any:
+        _refuse([*(args or ()), *(kwargs or {}).values()])
         meta = self.__ray_metadata__
         if meta.enable_tensor_transport and meta.modified_class is not None:
             setattr(meta.modified_class, _NAMED, transport)
@@ -60,6 +63,22 @@ def watch(transport: type) -> None:
 
     ActorClass._remote = make_knowing_transports
     RDTManager.trigger_out_of_band_tensor_transfer = transfer_also_back
+
+
+def _refuse(arguments: list[Any]) -> None:
+    """A constructor's arguments may not be references to arrays of ours.
+
+    Raises:
+        TypeError: one of them is.
+    """
+    for each in arguments:
+        if isinstance(each, ray.ObjectRef):
+            found = ray._private.worker.global_worker.rdt_manager.get_rdt_metadata(each.hex())
+            if found is not None and found.tensor_transport_backend in TRANSPORTS:
+                raise TypeError(
+                    f"cannot make an actor with {each}: Ray fetches what has tensor transport {found.tensor_transport_backend.lower()!r} "
+                    "for methods, not for constructors; make the actor without it, and give it to a method"
+                )
 
 
 def _send_back(manager: Any, actor: Any, object_id: str) -> None:

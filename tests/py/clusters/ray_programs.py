@@ -346,10 +346,22 @@ class Plain:
 
 
 def constructors() -> None:
-    """A constructor may share what it makes, and get what is within lists."""
+    """A constructor may share; given arrays of the transport it is refused at once, as Ray would wait for a minute and end the actor."""
     made = ray.remote(num_cpus=0, enable_tensor_transport=True)(Putter).remote()
     inner = get(made.found.remote())
     assert get(inner[0]).sum() == 2 * MIB
+    maker = Maker.remote()
+    for x in (
+        inner[0],
+        maker.ones.remote(1),
+        ray.put(np.float32(5), _tensor_transport="cableway_numpy"),
+    ):
+        for given in (
+            lambda x=x: Reader.remote(x),
+            lambda x=x: Reader.options(name="r").remote(x=x),
+        ):
+            with pytest.raises(TypeError, match="cableway_numpy.* give it to a method"):
+                given()
     within = ray.remote(num_cpus=0, enable_tensor_transport=True)(Putter).remote(inner)
     assert get(get(within.found.remote())[0]).sum() == 4 * MIB
 

@@ -9,7 +9,10 @@ would wait for a minute: it is told where the arrays lie, and maps them as any r
 
 Ray fetches the arguments of methods alone. An actor that is made with such an argument would wait for a minute and die, so it is refused.
 
-Deaths: nothing here outlives a process.
+At the end of a session Ray tells nobody that the program's references are gone. Actors that live on, detached ones or another program's,
+would keep what they made for it: they are told.
+
+Deaths: nothing here outlives a process. If a program is killed, nobody is told.
 """
 
 from __future__ import annotations
@@ -19,16 +22,20 @@ import logging
 from typing import Any
 
 import ray
+from ray._private.worker import Worker
 from ray.actor import ActorClass, ActorHandle
 from ray.experimental.rdt import rdt_store
 from ray.experimental.rdt.rdt_manager import RDTManager
 
+from cableway._ray.metadata import Metadata
 from cableway._ray.sessions import TRANSPORTS
 from cableway._ray.transport import Source
 
-__all__ = ["watch"]
+__all__ = ["TELL_SECONDS", "watch"]
 
 logger = logging.getLogger("cableway.ray")
+
+TELL_SECONDS = 1.0  # for which the end of a session waits for actors that are told of it
 
 _NAMED = "__cableway_transport__"  # attribute of an actor's class
 _watched = False
@@ -45,6 +52,7 @@ def watch(transport: type) -> None:
         return
     _watched = True
     make, transfer = ActorClass._remote, RDTManager.trigger_out_of_band_tensor_transfer
+    end = Worker.shutdown_rdt_manager
 
     @functools.wraps(make)
     def make_knowing_transports(
@@ -61,8 +69,18 @@ def watch(transport: type) -> None:
         transfer(self, dst_actor, obj_id)
         _send_back(self, dst_actor, obj_id)
 
+    @functools.wraps(end)
+    def tell_and_end(self: Any) -> None:
+        if self.mode == ray.SCRIPT_MODE and self._rdt_manager is not None:
+            try:
+                _tell(self._rdt_manager)
+            except Exception:  # the session is to end
+                logger.exception("actors that live on may keep what they made for this program")
+        end(self)
+
     ActorClass._remote = make_knowing_transports
     RDTManager.trigger_out_of_band_tensor_transfer = transfer_also_back
+    Worker.shutdown_rdt_manager = tell_and_end
 
 
 def _refuse(arguments: list[Any]) -> None:
@@ -103,3 +121,27 @@ def _receive_back(actor: Any, object_id: str, place: Any, source: Source, backen
     store = ray._private.worker.global_worker.rdt_manager.rdt_store
     if not store.is_primary_copy(object_id):
         rdt_store.__ray_recv__(actor, object_id, place, source, backend)
+
+
+def _tell(manager: Any) -> None:
+    """Tells actors that the references of this program to what they made are gone. Waits TELL_SECONDS at most."""
+    with manager._lock:
+        known = dict(manager._managed_rdt_metadata)
+    made: dict[Any, tuple[Any, list[tuple[str, str]]]] = {}
+    for object_id, found in known.items():
+        place, maker = found.tensor_transport_meta, found.src_actor
+        if isinstance(place, Metadata) and place.owned and isinstance(maker, ActorHandle):
+            objects = made.setdefault(maker._actor_id, (maker, []))[1]
+            objects.append((object_id, found.tensor_transport_backend))
+    told = [
+        maker.__ray_call__.options(concurrency_group="_ray_system").remote(_let_go, objects)
+        for maker, objects in made.values()
+    ]
+    if told:
+        ray.wait(told, num_returns=len(told), timeout=TELL_SECONDS)
+
+
+def _let_go(actor: Any, objects: list[tuple[str, str]]) -> None:
+    """Runs at the actor that made the objects."""
+    for object_id, backend in objects:
+        rdt_store.__ray_free__(actor, object_id, backend, None)

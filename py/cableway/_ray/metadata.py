@@ -96,6 +96,7 @@ class Metadata(TensorTransportMetadata):
         self.reason = reason
         self.server = server
         self.transits: list[bytes] = []  # handles for the owner
+        self.owned = False  # whether they came here with such handles
         self.leases: list[Lease] = []  # the owner's, and its names for the blocks
         self.owner_names: list[str] = []
         self.put_here: Callable[[], Any] | None = None  # the arrays' bytes, if a program put them
@@ -145,6 +146,7 @@ class Metadata(TensorTransportMetadata):
 def _arrived(state: tuple[Any, ...], transits: list[bytes]) -> Metadata:
     """Never waits, and never fails: see above."""
     found = Metadata(*state)
+    found.owned = bool(transits)
     if transits:
         _keeper.do(functools.partial(_hold, weakref.ref(found), transits))
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pandas
 import pytest
 import ray
 import ray_cluster
-from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, stored, used
+from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, kill, stored, used
 
 import cableway as cw
 import cableway.ray
@@ -377,6 +379,30 @@ class Putter:
         return self.references
 
 
+SECOND = """
+import sys
+import ray
+from ray_cluster import MIB, Maker
+ray.init(address=sys.argv[1], namespace="second", log_to_driver=False)
+maker = Maker.options(name="stays", lifetime="detached").remote()
+some = [maker.ones.remote(16), maker.ones.remote(16)]
+assert ray.get(some[1]).sum() == 2 * MIB
+ray.shutdown()
+"""
+
+
+def lives_on() -> None:
+    """When a program has ended its session, what it had called for is free, also where the actor that made it lives on."""
+    before = used()
+    address = ray.get_runtime_context().gcs_address
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", SECOND, address], check=True, timeout=2 * SECONDS)
+        stays = ray.get_actor("stays", namespace="second")
+        assert get(stays.objects.remote()) == 0
+        assert eventually(lambda: used() <= before), used()
+        kill(stays)
+
+
 def plain() -> None:
     """What goes without a transport goes as it did: NumPy arrays without a copy, read-only."""
     maker = Maker.remote()
@@ -425,6 +451,7 @@ if __name__ == "__main__":
                 writing,
                 mistakes,
                 constructors,
+                lives_on,
                 plain,
                 full,
             )

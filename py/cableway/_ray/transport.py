@@ -148,8 +148,11 @@ _warned: set[Any] = set()
 
 
 def _warn_of(actor: Any) -> None:
-    """Says once of a reader that Ray may make it wait for what only it itself could receive. No error: here one would end the process."""
-    if getattr(actor, "_ray_enable_tensor_transport", True) or actor is None:
+    """Says once of a reader that Ray may make it wait for what only it itself could receive. No error: here one would end the process.
+
+    Only of one that this process has made: the handle from `ray.get_actor` says of all actors that they have no tensor transport.
+    """
+    if actor is None or actor._ray_enable_tensor_transport or not actor._ray_original_handle:
         return
     if actor._actor_id not in _warned:
         _warned.add(actor._actor_id)

@@ -379,6 +379,24 @@ class Putter:
         return self.references
 
 
+def by_name() -> None:
+    """Ray does not tell of an actor that was got by its name whether it has tensor transport: nothing is said of it."""
+    named = Reader.options(name="named").remote()
+    get(named.pid.remote())
+
+    def total_by_name() -> tuple[float, list[str]]:
+        said: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        logging.getLogger("cableway.ray").addHandler(handler)
+        x = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
+        found = ray.get_actor("named")
+        assert not found._ray_enable_tensor_transport
+        return ray.get(found.total.remote(x)), said
+
+    assert get(Reader.remote().call.remote(total_by_name)) == (MIB, [])
+
+
 SECOND = """
 import sys
 import ray
@@ -451,6 +469,7 @@ if __name__ == "__main__":
                 writing,
                 mistakes,
                 constructors,
+                by_name,
                 lives_on,
                 plain,
                 full,

@@ -28,6 +28,7 @@ pytestmark = limit(SECONDS)
         ("writing", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("mistakes", {}),
         ("constructors", {}),
+        ("by_name", {}),
         ("lives_on", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("plain", {}),
         ("full", {"CABLEWAY_MAX_BYTES": str(64 << 20), "CABLEWAY_CACHE_BYTES": "0"}),

@@ -15,7 +15,7 @@
 33554432.0
 
 The import registers two transports with Ray Direct Transport: "cableway" for tensors of PyTorch in host memory, where PyTorch is installed, and
-"cableway_numpy" for NumPy arrays. Ray brings them to the actors by itself. What a method with such a transport returns, or
+"cableway_numpy" for NumPy arrays. Actors that are made with tensor transport know them. What a method with such a transport returns, or
 `ray.put(x, _tensor_transport=...)` is given, is copied into shared memory once. Actors of the node to which the reference is passed, and
 `ray.get`, map that memory: each has a private view, which it may write to, and nobody else sees it.
 

@@ -133,6 +133,7 @@ def _tell(manager: Any) -> None:
         if isinstance(place, Metadata) and place.owned and isinstance(maker, ActorHandle):
             objects = made.setdefault(maker._actor_id, (maker, []))[1]
             objects.append((object_id, found.tensor_transport_backend))
+            place.owned = False
     told = [
         maker.__ray_call__.options(concurrency_group="_ray_system").remote(_let_go, objects)
         for maker, objects in made.values()

@@ -96,7 +96,7 @@ class Metadata(TensorTransportMetadata):
         self.reason = reason
         self.server = server
         self.transits: list[bytes] = []  # handles for the owner
-        self.owned = False  # whether they came here with such handles
+        self.owned = False  # whether they came here with such handles, and the session goes on
         self.leases: list[Lease] = []  # the owner's, and its names for the blocks
         self.owner_names: list[str] = []
         self.put_here: Callable[[], Any] | None = None  # the arrays' bytes, if a program put them
@@ -194,9 +194,12 @@ def _hold(reference: weakref.ref[Metadata], transits: list[bytes]) -> None:
         if found.names is not None:
             names.put_again(found.leases, found.names[1], found.owner_names)
     except Error as error:
-        logger.warning(
-            "the arrays of object %s last as long as their actor: %s", found.object_id, error
-        )
+        object_id, owned = found.object_id, found.owned
+        del found
+        if owned and reference() is not None:  # else the last reference has gone meanwhile
+            logger.warning(
+                "the arrays of object %s last as long as their actor: %s", object_id, error
+            )
 
 
 def _forget_names(instance: int, gone: list[str]) -> None:

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, kill, stored, u
 
 import cableway as cw
 import cableway.ray
+from cableway._ray import blocks, metadata
 from cableway.ray import shared_bytes
 
 
@@ -330,10 +332,7 @@ def mistakes() -> None:
     ray.wait(
         [x], timeout=SECONDS
     )  # the arrays are there before the call, so Ray does not make it wait
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("cableway.ray").addHandler(handler)
+    said = warnings_here()
     for _ in range(2):
         assert get(lacks_it.total.remote(x)) == MIB / 8
     assert len(said) == 1 and "enable_tensor_transport=True" in said[0], said
@@ -379,16 +378,45 @@ class Putter:
         return self.references
 
 
+def dropped() -> None:
+    """Nothing is said of an object whose reference goes before its memory was opened for it."""
+    maker = Maker.remote()
+    get(maker.pid.remote())
+    held, may_open = blocks.held, threading.Event()
+
+    def held_late(*arguments: Any) -> Any:
+        assert may_open.wait(SECONDS)
+        return held(*arguments)
+
+    blocks.held = held_late
+    said = warnings_here()
+    x = maker.ones.remote(1)
+    ray.wait([x], timeout=SECONDS)
+    del x
+    assert eventually(lambda: get(maker.objects.remote()) == 0)
+    opening = threading.Event()
+    metadata._keeper.do(opening.set)
+    may_open.set()
+    assert opening.wait(SECONDS)
+    assert said == []
+
+
+def warnings_here() -> list[str]:
+    """What the logger of cableway.ray says in this process from now on."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("cableway.ray").addHandler(handler)
+    return said
+
+
 def by_name() -> None:
     """Ray does not tell of an actor that was got by its name whether it has tensor transport: nothing is said of it."""
     named = Reader.options(name="named").remote()
     get(named.pid.remote())
 
     def total_by_name() -> tuple[float, list[str]]:
-        said: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-        logging.getLogger("cableway.ray").addHandler(handler)
+        said = warnings_here()
         x = ray.put(np.ones(MIB), _tensor_transport="cableway_numpy")
         found = ray.get_actor("named")
         assert not found._ray_enable_tensor_transport
@@ -470,6 +498,7 @@ if __name__ == "__main__":
                 mistakes,
                 constructors,
                 by_name,
+                dropped,
                 lives_on,
                 plain,
                 full,

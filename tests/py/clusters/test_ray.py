@@ -29,6 +29,7 @@ pytestmark = limit(SECONDS)
         ("mistakes", {}),
         ("constructors", {}),
         ("by_name", {}),
+        ("dropped", {}),
         ("lives_on", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("plain", {}),
         ("full", {"CABLEWAY_MAX_BYTES": str(64 << 20), "CABLEWAY_CACHE_BYTES": "0"}),

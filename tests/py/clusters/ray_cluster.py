@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -135,6 +136,15 @@ def used() -> int:
         [programs.path("cableway"), "status", "--json"], capture_output=True, check=True
     )
     return int(json.loads(done.stdout)["gauges"]["bytes"])
+
+
+def warnings_here() -> list[str]:
+    """What the logger of cableway.ray says in this process from now on."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("cableway.ray").addHandler(handler)
+    return said
 
 
 def eventually(holds: Callable[[], bool], seconds: float = SECONDS) -> bool:

@@ -1,9 +1,11 @@
-"""What cableway.ray promises when processes are killed. Runs in the environment of Ray."""
+"""What cableway.ray promises when processes end. Runs in the environment of Ray."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -124,6 +126,30 @@ def owner_killed() -> None:
         assert get(reader.total.remote(maker.ones.remote(8))) == MIB
 
 
+SECOND = """
+import sys
+import ray
+from ray_cluster import MIB, Maker
+ray.init(address=sys.argv[1], namespace="second", log_to_driver=False)
+maker = Maker.options(name="stays", lifetime="detached").remote()
+some = [maker.ones.remote(16), maker.ones.remote(16)]
+assert ray.get(some[1]).sum() == 2 * MIB
+ray.shutdown()
+"""
+
+
+def lives_on() -> None:
+    """When a program has ended its session, what it had called for is free, also where the actor that made it lives on."""
+    before = used()
+    address = ray.get_runtime_context().gcs_address
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", SECOND, address], check=True, timeout=2 * SECONDS)
+        stays = ray.get_actor("stays", namespace="second")
+        assert get(stays.objects.remote()) == 0
+        assert eventually(lambda: used() <= before), used()
+        kill(stays)
+
+
 def broker_killed() -> None:
     """Results are right, nobody hangs, and the next broker shares again."""
     for fill in range(1, ROUNDS + 1):
@@ -242,6 +268,7 @@ if __name__ == "__main__":
                 maker_restarted,
                 reader_killed,
                 owner_killed,
+                lives_on,
                 broker_killed,
                 broker_killed_after_put,
                 broker_killed_amid_reads,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -15,7 +12,7 @@ import pandas
 import pytest
 import ray
 import ray_cluster
-from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, kill, stored, used
+from ray_cluster import MIB, SECONDS, Maker, Reader, eventually, stored, used, warnings_here
 
 import cableway as cw
 import cableway.ray
@@ -401,15 +398,6 @@ def dropped() -> None:
     assert said == []
 
 
-def warnings_here() -> list[str]:
-    """What the logger of cableway.ray says in this process from now on."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("cableway.ray").addHandler(handler)
-    return said
-
-
 def by_name() -> None:
     """Ray does not tell of an actor that was got by its name whether it has tensor transport: nothing is said of it."""
     named = Reader.options(name="named").remote()
@@ -423,30 +411,6 @@ def by_name() -> None:
         return ray.get(found.total.remote(x)), said
 
     assert get(Reader.remote().call.remote(total_by_name)) == (MIB, [])
-
-
-SECOND = """
-import sys
-import ray
-from ray_cluster import MIB, Maker
-ray.init(address=sys.argv[1], namespace="second", log_to_driver=False)
-maker = Maker.options(name="stays", lifetime="detached").remote()
-some = [maker.ones.remote(16), maker.ones.remote(16)]
-assert ray.get(some[1]).sum() == 2 * MIB
-ray.shutdown()
-"""
-
-
-def lives_on() -> None:
-    """When a program has ended its session, what it had called for is free, also where the actor that made it lives on."""
-    before = used()
-    address = ray.get_runtime_context().gcs_address
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", SECOND, address], check=True, timeout=2 * SECONDS)
-        stays = ray.get_actor("stays", namespace="second")
-        assert get(stays.objects.remote()) == 0
-        assert eventually(lambda: used() <= before), used()
-        kill(stays)
 
 
 def plain() -> None:
@@ -499,7 +463,6 @@ if __name__ == "__main__":
                 constructors,
                 by_name,
                 dropped,
-                lives_on,
                 plain,
                 full,
             )

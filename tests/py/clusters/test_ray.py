@@ -30,7 +30,6 @@ pytestmark = limit(SECONDS)
         ("constructors", {}),
         ("by_name", {}),
         ("dropped", {}),
-        ("lives_on", {"CABLEWAY_CACHE_BYTES": "0"}),
         ("plain", {}),
         ("full", {"CABLEWAY_MAX_BYTES": str(64 << 20), "CABLEWAY_CACHE_BYTES": "0"}),
     ],

@@ -16,6 +16,7 @@ pytestmark = limit(SECONDS)
         "maker_restarted",
         "reader_killed",
         "owner_killed",
+        "lives_on",
         "broker_killed",
         "broker_killed_after_put",
         "broker_killed_amid_reads",

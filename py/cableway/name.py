@@ -371,7 +371,7 @@ def _tree_on(
         except NameNotFound:
             if end is None:
                 raise
-        _wait_until(name, name_bytes(name), end, timeout)
+        _wait_until(name, name_bytes(name), timeout, Retries(end))
 
 
 def _tree(name: str, device: str | None, timeout: float | None, readonly: bool) -> Array | Tree:
@@ -405,7 +405,8 @@ def _get_at(
         if status in (0, -errno.EISDIR):
             return None if status else arrays.make(got, None)
         if status == -errno.ENOENT and timeout != 0:
-            _wait_until(name, encoded, end, timeout, retries)
+            retries.was_there()
+            _wait_until(name, encoded, timeout, retries)
         elif status != -errno.EINTR and (timeout == 0 or not retries.tries_again(status)):
             raise failure_within(status, timeout)
 
@@ -418,7 +419,8 @@ def _get_later(
     retries = Retries(end)
     while True:
         if status == -errno.ENOENT and timeout != 0:
-            _wait_until(name, encoded, end, timeout, retries)
+            retries.was_there()
+            _wait_until(name, encoded, timeout, retries)
         connection, left = client.current().pointer, left_ns(end)
         status, lease = lease_once(Lease, lib.cw_get_within, connection, encoded, flags, left)
         if status in (0, -errno.EISDIR):
@@ -430,15 +432,10 @@ def _get_later(
             raise failure_within(status, timeout)
 
 
-def _wait_until(
-    name: str, encoded: bytes, end: float, timeout: float | None, known: Retries | None = None
-) -> None:
-    """Waits. Signals are served between the calls: Ctrl-C works. known: of the calls before, whose answer was that nothing is there."""
-    retries = known or Retries(end)
-    if known:
-        retries.was_there()
+def _wait_until(name: str, encoded: bytes, timeout: float | None, retries: Retries) -> None:
+    """Waits. Signals are served between the calls: Ctrl-C works."""
     while True:
-        left, last = slice_ns(end)
+        left, last = slice_ns(retries.end)
         status = lib.cw_wait(client.current().pointer, encoded, left)
         if status == -errno.ETIMEDOUT and last:
             raise Timeout(
@@ -471,7 +468,7 @@ def wait(name: str, timeout: float | None = None, *, after: int | None = None) -
     if after is not None:
         tree.wait_after(_checked(name), after, timeout)
         return
-    _wait_until(name, name_bytes(name), deadline(timeout), timeout)
+    _wait_until(name, name_bytes(name), timeout, Retries(deadline(timeout)))
 
 
 def remove(name: str) -> None:

@@ -60,14 +60,14 @@ def slice_ns(end: float) -> tuple[int, bool]:
 class Retries:
     """Of calls to another node until a moment: its bridge may go and come while something is fetched.
 
-    Args:
+    Attributes:
         end: of time.monotonic().
     """
 
-    __slots__ = ("_back", "_end")
+    __slots__ = ("_back", "end")
 
     def __init__(self, end: float) -> None:
-        self._end = end
+        self.end = end
         self._back = -math.inf  # when a bridge that has gone should be back
 
     def was_there(self) -> None:
@@ -83,7 +83,7 @@ class Retries:
             self._back = now + _COMES_BACK_S
         elif status != -errno.EREMOTEIO or now > self._back:
             return False
-        if now >= self._end:
+        if now >= self.end:
             return False
-        time.sleep(min(self._end - now, 0.05))
+        time.sleep(min(self.end - now, 0.05))
         return True

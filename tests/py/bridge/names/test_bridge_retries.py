@@ -84,16 +84,16 @@ def test_what_is_there_comes_although_its_bridge_is_killed_again_and_again(
 @pytest.fixture
 def when_it_waits(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What is called once, when a get was told that nothing is there, and is about to wait for it."""
-    todo: list[Callable[[], object]] = []
+    calls: list[Callable[[], object]] = []
     wait = name._wait_until
 
     def wait_after(*arguments: Any) -> None:
-        if todo:
-            todo.pop()()
+        if calls:
+            calls.pop()()
         wait(*arguments)
 
     monkeypatch.setattr(name, "_wait_until", wait_after)
-    return todo
+    return calls
 
 
 def test_what_is_not_there_is_waited_for_until_the_time_is_out(

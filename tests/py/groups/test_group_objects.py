@@ -125,12 +125,13 @@ def test_what_a_member_cannot_take_part_in_is_told_to_all_and_they_stay_in_step(
         """Of each: what is right, what rank 1 does instead, and what it says."""
         n = g.size
         strange: Any = "strange"
+        no_pickle = "pickle|get local object"  # the second from Python 3.13 on
         return [
-            (lambda: g.allgather(1), lambda: g.allgather(lambda: 0), "pickle"),
+            (lambda: g.allgather(1), lambda: g.allgather(lambda: 0), no_pickle),
             (lambda: g.alltoall([1] * n), lambda: g.alltoall([1]), "one for each"),
             (lambda: g.reduce_scatter([1] * n), lambda: g.reduce_scatter([1]), "one for each"),
             (lambda: g.scatter(None, 1), lambda: g.scatter([1], 1), "one for each"),
-            (lambda: g.bcast(None, 1), lambda: g.bcast(lambda: 0, 1), "pickle"),
+            (lambda: g.bcast(None, 1), lambda: g.bcast(lambda: 0, 1), no_pickle),
             (lambda: g.gather(1), lambda: g.gather(1, root=-1), "root -1"),
             (lambda: g.reduce(1), lambda: g.reduce(1, strange), "op is"),
             (lambda: g.allreduce(1), lambda: g.allreduce(1, strange), "op is"),

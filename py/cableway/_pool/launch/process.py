@@ -17,6 +17,7 @@ none reaches another process with the same number.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import io
 import os
@@ -65,6 +66,8 @@ _POLL = popen_fork.Popen.poll.__code__
 # PIDFD_GET_INFO of linux/pidfd.h: struct pidfd_info begins with a mask of what is asked, and has the exit code at its end.
 _GET_INFO, _INFO_BYTES, _INFO_EXIT, _INFO_EXIT_AT = 0xC040FF0B, 64, 8, 60
 _INFO_MASK = struct.Struct("<Q")
+# From Python 3.13 on what a forked process does at its end are handlers of atexit, its own ones among them.
+_ENDS_BY_ATEXIT = sys.version_info >= (3, 13)
 _PIPELINE_DEPTH = 4  # workers that are asked for before the first one is there
 
 
@@ -332,7 +335,14 @@ def _run(process_obj: Any, ends: list[int]) -> int:
     parent_r, _, child_r, parent_w = ends
     os.close(parent_r)
     os.close(parent_w)
-    return int(process_obj._bootstrap(parent_sentinel=child_r))
+    if _ENDS_BY_ATEXIT:  # as in popen_fork
+        atexit._clear()  # the parent's
+        atexit.register(util._exit_function)  # type: ignore[attr-defined]
+    try:
+        return int(process_obj._bootstrap(parent_sentinel=child_r))
+    finally:
+        if _ENDS_BY_ATEXIT:
+            atexit._run_exitfuncs()
 
 
 class ForkProcess(contexts.ForkProcess):

@@ -119,6 +119,37 @@ def test_exit_handlers_of_import_run_once_and_those_of_a_worker_in_it(
     assert not Path(folder).exists()
 
 
+def test_exit_handlers_of_a_forked_worker_run_as_with_multiprocessing(
+    script: Script, tmp_path: Path
+) -> None:
+    """Finalizers with each Python, handlers of atexit from 3.13 on, and none of the parent's: in both pools the same."""
+    text = """
+        import atexit, multiprocessing, os, sys
+        from multiprocessing import util
+        import cableway as cw
+        def ended(words):
+            with open(sys.argv[1], "a") as file:
+                print(words, os.getpid() == parent, file=file)
+        def begin():
+            atexit.register(ended, "atexit")
+            util.Finalize(None, ended, ("finalizer",), exitpriority=0)
+        parent = os.getpid()
+        atexit.register(ended, "parent")
+        context = multiprocessing.get_context("fork")
+        pool = cw.Pool(2, begin, context=context) if OURS else context.Pool(2, begin)
+        pool.map(abs, range(8))
+        pool.close()
+        pool.join()
+    """
+    said = []
+    for ours in (True, False):
+        mark = tmp_path / str(ours)
+        script(text.replace("OURS", str(ours)), str(mark))
+        said.append(sorted(mark.read_text().splitlines()))
+    assert said[0] == said[1]
+    assert said[0].count("finalizer False") == 2 and said[0].count("parent True") == 1
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_start_as_a_package_like_multiprocessing_starts_them(
     script: Script, tmp_path: Path, method: str

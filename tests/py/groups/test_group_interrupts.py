@@ -50,11 +50,15 @@ class _Alarm:
         try:
             signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, seconds))
             got = function()
-            while self.came == came:
-                time.sleep(0)
+            self._wait(came)
         except self.error:
             pass
         return got
+
+    def _wait(self, came: int) -> None:
+        """Until it raises. A function of its own: where a loop goes back Python 3.13 raises outside of the try that it is in."""
+        while self.came == came:
+            time.sleep(0)
 
 
 def received(g: cw.Group, _pipe: Any) -> int:

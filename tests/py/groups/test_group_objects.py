@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 import time
 from typing import Any
 
@@ -389,6 +390,7 @@ def test_ctrl_c_ends_a_wait_for_a_message_and_breaks_nothing() -> None:
     assert outcomes("interrupted", 2, waits) == [2, 2]
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 raises behind a return, too")
 def test_what_a_handler_raises_ends_a_send_and_nothing_is_sent() -> None:
     class Raised(Exception):
         pass

@@ -44,6 +44,7 @@ from cableway._tree.swapping import (
     mounted,
     new_cell,
     new_turn,
+    until_later,
     wait_after,
 )
 from cableway._tree.table import KINDS, Row, rows
@@ -287,7 +288,14 @@ class Tree(Updating, Mapping[str, Array]):
         Args:
             timeout: seconds to wait for one; 0: do not wait, None: for ever.
         """
-        return None if self._later(timeout) is None else get(str(self._name))
+        if self._later(timeout) is None:
+            return None
+
+        def got() -> tuple[int, Tree]:
+            found = get(str(self._name))
+            return found.version, found
+
+        return until_later(got, self.version)
 
     # ---- its life
 

@@ -11,10 +11,11 @@ import errno
 import functools
 import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from cableway import client
 from cableway._core.deadlines import Retries, deadline, left_ns, slice_ns
@@ -32,6 +33,7 @@ __all__ = [
     "mounted",
     "new_cell",
     "new_turn",
+    "until_later",
     "wait_after",
 ]
 
@@ -59,6 +61,22 @@ def checked(version: int, name: str = "version", least: int = 1) -> int:
 _SLICE_NS = (
     100_000_000  # of a wait: then signals are served, and it is seen that the tree was closed
 )
+
+
+_BEHIND_SECONDS = 1.0  # for which what this node knows of another node's name may be older than what a wait for it was told
+_Got = TypeVar("_Got")
+
+
+def until_later(get: Callable[[], tuple[int, _Got]], version: int) -> _Got:
+    """What get() has got, with its version, of a name of which a wait was told that it means a later one than that. Again as long as it
+    is that one, for a second at most.
+    """
+    end = time.monotonic() + _BEHIND_SECONDS
+    while True:
+        number, found = get()
+        if number != version or time.monotonic() >= end:
+            return found
+        time.sleep(0.001)
 
 
 class Described(NamedTuple):
@@ -253,8 +271,15 @@ class Swapping:
             found, cell = None, new_cell()
             if wanted is not None and wanted != self._described.info.version:
                 name, pointer = str(self._name).encode(), client.current().pointer
-                check_again(lib.cw_tree_get, pointer, name, wanted, cell)
-                found = described(cell, lib.CW_MOUNT_MAPPED)
+
+                def got() -> tuple[int, tuple[Any, Described]]:
+                    cell = new_cell()
+                    check_again(lib.cw_tree_get, pointer, name, wanted, cell)
+                    found = described(cell, lib.CW_MOUNT_MAPPED)
+                    return int(found.info.version), (cell, found)
+
+                now = int(self._described.info.version)
+                cell, found = got()[1] if wanted else until_later(got, now)
             if found is None or found.info.version == self._described.info.version:
                 if lib.cw_mount_state(mount) == lib.CW_MOUNT_UNMAPPED:
                     check(lib.cw_mount_map(mount))

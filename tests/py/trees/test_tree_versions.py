@@ -170,3 +170,16 @@ def test_an_argument_of_a_wrong_type_is_named(call: Callable[[], object], told: 
     cw.put("m", {"w": np.ones(3)})
     with pytest.raises(TypeError, match=told):
         call()
+
+
+@pytest.mark.parametrize("how", ["swap", "newer"])
+def test_a_node_that_is_behind_what_a_wait_was_told_is_asked_again(how, monkeypatch):
+    """Of another node's name a wait is told before this node knows that what it has is out of date."""
+    first = cw.put("behind", {"w": np.zeros(3)})
+    tree = cw.get("behind", swappable=how == "swap")
+    monkeypatch.setattr(type(tree), "_later", lambda *_: 0)  # as a wait whose answer is ahead
+    later = threading.Timer(0.1, cw.put, ("behind", {"w": np.ones(3)}))
+    later.start()
+    found = tree if how == "swap" and tree.swap(timeout=60) else tree.newer(timeout=60)
+    later.join()
+    assert found.version > first.version and found["w"].numpy().tolist() == [1, 1, 1]

@@ -90,19 +90,27 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(60)
 
 
+def _shown(environment: dict[str, str], *words: str, may_lack_broker: bool = False) -> Any:
+    """What a command of a node says as JSON; None: no broker runs there, and may not. It starts none, as a connection would."""
+    done = subprocess.run(
+        ["cableway", *words, "--json"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if may_lack_broker and done.returncode == NO_BROKER:
+        return None
+    assert done.returncode == 0, done
+    return json.loads(done.stdout)
+
+
 def received(told: str) -> dict[str, dict[str, int]]:
     """Bytes that each node's bridge has received from each other one."""
-    found = {}
-    for name, environment in json.loads(told).items():
-        shown = subprocess.run(
-            ["cableway", "peers", "--json"],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found[name] = {row["name"]: row["bytes_in"] or 0 for row in json.loads(shown.stdout)}
-    return found
+    return {
+        node: {row["name"]: row["bytes_in"] or 0 for row in _shown(environment, "peers")}
+        for node, environment in json.loads(told).items()
+    }
 
 
 def once_a_node(told: str, workers: str, mib: str) -> None:
@@ -127,18 +135,10 @@ def once_a_node(told: str, workers: str, mib: str) -> None:
 
 
 def _names(told: str) -> dict[str, list[str]]:
-    """The names of blocks on each node, without the probes. It starts no broker where one was killed, as a connection would."""
+    """The names of blocks on each node, without the probes. A node's broker may have been killed."""
     found = {}
     for node, environment in json.loads(told).items():
-        shown = subprocess.run(
-            ["cableway", "ls", "--json", "dask/"],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert shown.returncode in (0, NO_BROKER), shown
-        rows = json.loads(shown.stdout) if shown.returncode == 0 else []
+        rows = _shown(environment, "ls", "dask/", may_lack_broker=True) or []
         found[node] = [row["name"] for row in rows if not row["name"].startswith("dask/at-")]
     return found
 
@@ -187,17 +187,10 @@ def one_after_another(told: str) -> None:
 
 def _memory(told: str) -> dict[str, int]:
     """Bytes of shared memory that each node's broker has given out."""
-    found = {}
-    for node, environment in json.loads(told).items():
-        shown = subprocess.run(
-            ["cableway", "status", "--json"],
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found[node] = json.loads(shown.stdout)["gauges"]["bytes"]
-    return found
+    return {
+        node: _shown(environment, "status")["gauges"]["bytes"]
+        for node, environment in json.loads(told).items()
+    }
 
 
 def refused(told: str) -> None:

@@ -13,8 +13,8 @@ Between nodes whose brokers know each other and may read `dask/*`, such objects 
 Everything else goes as bytes, as always: to the scheduler, to other nodes, and to processes without cableway. These, too, are the bytes
 that were first sent.
 
-The import changes Dask in this process (the backends of tcp and tls, and the policy of the memory manager), and sets its configuration so
-that schedulers, workers and nannies that are started from here import it, too. On other machines: `dask worker --preload cableway.dask`,
+The import changes Dask in this process (the backends of tcp and tls, and the policy of the memory manager), and sees to it that
+schedulers, workers and nannies that are started from here import it, too, whatever other preloads they are given. On other machines: `dask worker --preload cableway.dask`,
 and the same of `dask scheduler`; or `DASK_DISTRIBUTED__WORKER__PRELOAD='["cableway.dask"]'` and the like in the environment.
 
 `cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle, and
@@ -31,7 +31,7 @@ import distributed
 from distributed.comm.registry import backends
 from distributed.protocol.serialize import register_serialization_family
 
-from cableway._dask import family, gpu_objects, records, worker
+from cableway._dask import family, gpu_objects, preloads, records, worker
 from cableway._dask.comm import TCPBackend, TLSBackend
 from cableway._dask.replicas import OneCopyANode
 
@@ -53,8 +53,9 @@ def enable() -> None:
     register_serialization_family("cableway", family.dumps, family.loads)
     gpu_objects.register()
     backends["tcp"], backends["tls"] = TCPBackend(), TLSBackend()
+    preloads.follow()
     found: dict[str, list[Any]] = {
-        f"distributed.{kind}.preload": _with(f"distributed.{kind}.preload", "cableway.dask")
+        f"distributed.{kind}.preload": _with(f"distributed.{kind}.preload", preloads.MODULE)
         for kind in ("scheduler", "worker", "nanny")
     }
     found[_ROUTES] = _with(_ROUTES, "cableway._dask.page")
@@ -69,9 +70,7 @@ def enable() -> None:
 
 def _with(name: str, module: str) -> list[str]:
     """A list of the configuration, and the module in it."""
-    found = dask.config.get(name, default=[])
-    modules = [found] if isinstance(found, str) else list(found)
-    return modules if module in modules else [*modules, module]
+    return preloads.with_module(dask.config.get(name, default=[]), module)
 
 
 def dask_setup(server: Any) -> None:

@@ -423,5 +423,41 @@ def _nested(x: Any) -> list[float]:
         return list(client.gather([client.submit(c.total, one), client.submit(c.total, two)]))
 
 
+def other_preloads() -> None:
+    """Workers that are given preloads of their own have cableway, too: with nannies and without, whoever names them, with and without
+    words for each.
+    """
+    for name in ("own_preload", "other_preload"):
+        Path(f"{name}.py").write_text(PRELOAD)
+    sys.path.insert(0, os.getcwd())
+    for options in (
+        {"preload": ["own_preload"]},
+        {"preload": "own_preload", "preload_argv": ["--word"]},
+        {"preload": ("own_preload", "other_preload"), "preload_argv": [["--word"], []]},
+        {"preload": ["cableway.dask", "own_preload"]},
+        {"preload": ["own_preload"], "processes": False},
+    ):
+        with c.cluster(1, **options) as (client, _):
+            ((plugins, told),) = client.run(_preloaded).values()
+            assert "cableway" in plugins, options
+            assert told, options
+    with c.cluster(1, scheduler_kwargs={"preload": ["own_preload"]}) as (client, _):
+        assert client.run_on_scheduler(_preloads) == ["own_preload", "cableway.dask"]
+
+
+PRELOAD = """
+def dask_setup(server):
+    server.told = True
+"""
+
+
+def _preloaded(dask_worker: Any) -> tuple[list[str], bool]:
+    return list(dask_worker.plugins), dask_worker.told
+
+
+def _preloads(dask_scheduler: Any) -> list[str]:
+    return [preload.name for preload in dask_scheduler.preloads]
+
+
 if __name__ == "__main__":
     c.main(globals())

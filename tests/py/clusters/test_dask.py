@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "docs/examples/dask"
 RANKS = 4  # a scheduler, a client, two workers
 
 
-@pytest.mark.parametrize("name", ["one_copy", "handles", "work_in_a_task"])
+@pytest.mark.parametrize("name", ["one_copy", "handles", "work_in_a_task", "other_preloads"])
 def test_dask_has(name, tmp_path):
     run("dask_programs.py", name, tmp_path, {})
 

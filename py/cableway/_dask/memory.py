@@ -26,7 +26,9 @@ __all__ = [
     "SHARED_SPILL_FRACTION",
     "Store",
     "collect_soon",
+    "held",
     "oldest_shared",
+    "parts",
     "private_bytes",
     "store",
 ]
@@ -77,6 +79,20 @@ def store() -> Store:
         return Store(0, 0)
     said = json.loads(done.stdout)
     return Store(int(said["gauges"]["bytes"]), int(said["limits"]["max_bytes"]))
+
+
+def parts(data: Any) -> list[Any]:
+    """Of a worker's data those dicts whose objects are in memory: of Dask's one, of dask-cuda's (`DeviceHostFile`) one for the host and
+    one for the GPU. To look into them brings nothing back from disk or to the GPU.
+    """
+    fast = getattr(data, "fast", data)
+    on_gpu = getattr(data, "device", None)
+    return [getattr(fast, "d", fast), *([] if on_gpu is None else [on_gpu])]
+
+
+def held(data: Any, key: Any) -> object | None:
+    """What a worker has in memory under the key; None: nothing."""
+    return next((part[key] for part in parts(data) if key in part), None)
 
 
 def oldest_shared(fast: Any) -> object | None:

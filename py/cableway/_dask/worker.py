@@ -58,9 +58,8 @@ class Served:
         worker = self._worker()
         if worker is None:
             return
-        fast = getattr(worker.data, "fast", worker.data)
         for key, (obj, record) in packed.items():
-            if key not in fast or fast[key] is not obj:
+            if memory.held(worker.data, key) is not obj:
                 continue
             if isinstance(record, gpu_objects.GpuRecord):
                 view = gpu_objects.view_of(obj, records.name_of(key), record)
@@ -82,8 +81,7 @@ class Served:
         elif start not in ("executing", "long-running"):
             worker = self._worker()
             if worker is not None:
-                fast = getattr(worker.data, "fast", worker.data)
-                self.came(key, getattr(fast, "d", fast).get(key))
+                self.came(key, memory.held(worker.data, key))
 
     def came(self, key: Key, obj: object) -> None:
         """The worker has an object from elsewhere under this key."""
@@ -178,8 +176,7 @@ def _metrics(worker: Any) -> dict[str, Any] | None:
     found = client.known()
     if found is None or found.closed or found.lost:
         return None
-    fast = getattr(worker.data, "fast", worker.data)
-    values = list(getattr(fast, "d", fast).values())
+    values = [value for part in memory.parts(worker.data) for value in list(part.values())]
     return {
         "instance": str(found.instance),
         "node": socket.gethostname(),

@@ -19,15 +19,17 @@ from typing import Any
 
 import cupy
 import dask_cluster as c
+import dask_cuda
 import numba.cuda
 import numpy as np
 from dask_cluster import MIB
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 from waiting import eventually
 
 import cableway as cw
 from cableway import client as connections
 from cableway._core import programs
+from cableway._cuda import interop
 from cableway._dask import gpu_objects, gpus
 
 
@@ -233,6 +235,40 @@ def shared_where_it_lies() -> None:
         client.run(cw.remove, "sealed", workers=[a])
         x.release()
         assert eventually(lambda: gpu_bytes() == 0, 30), status()["gauges"]
+
+
+def data_of_dask_cuda() -> None:
+    """Workers that keep their data as dask-cuda does, which names a preload for each: what went to host memory is left there until a task
+    wants it, and with `cableway.gpu-share` the sender's own copy goes.
+    """
+    count = 4 * MIB // 8
+    data = dask_cuda.DeviceHostFile, {"device_memory_limit": 9 * MIB}
+    options = {"preload": ["math"], "preload_argv": ["--create-cuda-context"], "data": data}
+    with c.cluster(2, **options) as (client, (a, b)):
+        client.amm.stop()
+        xs = [client.submit(made, count, float(n), workers=[a]) for n in range(4)]
+        wait(xs)
+        assert client.run(places, workers=[a])[a] == (2, 2)
+        time.sleep(3)  # heartbeats, and looks for what is unused
+        assert client.run(places, workers=[a])[a] == (2, 2)
+        for n, x in enumerate(xs):
+            assert client.submit(total, x, workers=[b]).result() == total_of(count, float(n))
+        assert eventually(lambda: client.run(places) == {a: (2, 2), b: (2, 2)}), client.run(places)
+        newest = xs[-1].key
+        assert client.run(is_block, newest, workers=[a])[a] == gpu_objects.shares()
+        host = client.submit(c.made, 4, workers=[a])
+        assert client.submit(c.total, host, workers=[b]).result() == c.total_of(4)
+        assert client.run(c.look)[a]["mapped"][host.key] == 4 * MIB
+
+
+def places(dask_worker: Any) -> tuple[int, int]:
+    """How many objects a worker has on the GPU and in host memory."""
+    return len(dask_worker.data.device), len(dask_worker.data.host)
+
+
+def is_block(key: str, dask_worker: Any) -> bool:
+    """Whether an array lies in memory of the broker."""
+    return interop.is_shared(dask_worker.data.device[key].data.ptr)
 
 
 def _kinds() -> dict[str, Any]:

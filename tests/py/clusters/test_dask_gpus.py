@@ -33,12 +33,14 @@ def environment(folder, **settings):
     }
 
 
-@pytest.mark.parametrize("name", ["by_handle", "unseen", "maker_killed", "broker_killed"])
+@pytest.mark.parametrize(
+    "name", ["by_handle", "unseen", "maker_killed", "broker_killed", "data_of_dask_cuda"]
+)
 def test_gpu_arrays_go(name, tmp_path):
     run("dask_gpus.py", name, tmp_path, environment(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["shared", "shared_where_it_lies", "kinds"])
+@pytest.mark.parametrize("name", ["shared", "shared_where_it_lies", "kinds", "data_of_dask_cuda"])
 def test_one_array_for_a_gpu(name, tmp_path):
     share = {"DASK_CABLEWAY__GPU_SHARE": "true", "DASK_CABLEWAY__THRESHOLD": "4 KiB"}
     run("dask_gpus.py", name, tmp_path, {**environment(tmp_path), **share})

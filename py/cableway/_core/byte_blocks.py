@@ -33,6 +33,7 @@ __all__ = [
     "private_view",
     "private_views",
     "size_of",
+    "slab_of",
     "write",
 ]
 
@@ -84,9 +85,19 @@ def size_of(handle: bytes) -> int:
     Raises:
         Error: it is malformed.
     """
+    return int(_parts(handle).size_bytes)
+
+
+def slab_of(handle: bytes) -> tuple[int, int]:
+    """The run of the broker, and the number of the slab in which the block behind a handle lies. Raises as `size_of`."""
+    parts = _parts(handle)
+    return int(parts.instance), int(parts.slab)
+
+
+def _parts(handle: bytes) -> Any:
     if len(handle) != HANDLE_BYTES:
         raise Error(f"a handle has {HANDLE_BYTES} bytes, not {len(handle)}")
-    return int(ffi.from_buffer("cw_handle *", handle).size_bytes)
+    return ffi.from_buffer("cw_handle *", handle)
 
 
 def private_view(connection: client.Connection, handle: bytes, nbytes: int) -> np.ndarray[Any, Any]:

@@ -335,7 +335,7 @@ def not_taken(sent: Collection[object]) -> None:
 
 
 class Later:
-    """Stands for an object of a message: a thread opens it, since it waits for the GPU."""
+    """Stands for an object of a message: a thread opens it, since it waits for the GPU, where it is not quick."""
 
     def __init__(self, header: dict[str, Any], small: list[bytes]) -> None:
         self._header = header
@@ -371,6 +371,13 @@ class Later:
         )
         return deserialize(inner, frames)
 
+    def is_quick(self) -> bool:
+        """Whether it is made of views alone, of memory that this process has mapped: then `open` waits for nothing."""
+        return not self._header["host"] and all(
+            not size or (_takes_views() and gpus.maps(handle))
+            for _, handle, size in self._header["gpu"]
+        )
+
     def _frames(self, connection: Any) -> dict[int, Any]:
         found: dict[int, Any] = {}
         for place, handle, size, writeable in self._header["host"]:
@@ -381,16 +388,21 @@ class Later:
         return found
 
 
+def _takes_views() -> bool:
+    return shares() and bool(distributed.Worker._instances)
+
+
 def _of_block(connection: Any, handle: bytes, size: int) -> Any:
-    if shares() and distributed.Worker._instances:
+    if _takes_views():
         found = gpus.viewed(connection, handle, size)
         if found is not None:
             return found
     return gpus.received(connection, handle, size)
 
 
-def _loads(header: dict[str, Any], frames: list[Any]) -> Later:
-    return Later(header, [bytes(frame) for frame in frames])
+def _loads(header: dict[str, Any], frames: list[Any]) -> Any:
+    found = Later(header, [bytes(frame) for frame in frames])
+    return found.open() if found.is_quick() else found
 
 
 def _never(obj: object) -> Any:

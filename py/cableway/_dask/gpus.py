@@ -24,6 +24,7 @@ import threading
 from typing import Any
 
 from cableway import client
+from cableway._core.byte_blocks import slab_of
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check, check_again, exported, ffi, lib
 from cableway._cuda import interop, suballocation
@@ -41,6 +42,7 @@ __all__ = [
     "lent",
     "library",
     "look",
+    "maps",
     "must_look",
     "received",
     "seen",
@@ -60,12 +62,16 @@ _seen: list[str] | None = None  # UUIDs by the process's numbers; None: not look
 _unused: collections.deque[Lease] = (
     collections.deque()
 )  # of views that are gone, with which a kernel may be at work yet
+# Slabs of which this process has had views, with the number of their GPU: to open another block there takes microseconds. It may have
+# been unmapped since; then it takes some milliseconds.
+_mapped: dict[tuple[int, int], int] = {}
 
 
 def _after_fork_in_child() -> None:
     global _lock, _seen
     _lock = threading.Lock()
     _seen = None
+    _mapped.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -289,7 +295,19 @@ def viewed(connection: client.Connection, handle: bytes, nbytes: int) -> Any | N
     global _used
     lease = blocks.leased(connection, handle, nbytes, flags=0)
     _used = True
-    return view(lease, nbytes) if lease.gpu == _current_gpu() else None
+    if lease.gpu != _current_gpu():
+        return None
+    _mapped[slab_of(handle)] = lease.gpu
+    return view(lease, nbytes)
+
+
+def maps(handle: bytes) -> bool:
+    """Whether `viewed` gives a view of the block behind a handle, and at once."""
+    try:
+        gpu = _mapped.get(slab_of(handle))
+    except Error:
+        return False  # malformed: who opens it says so
+    return gpu is not None and gpu == _current_gpu()
 
 
 def _current_gpu() -> int:

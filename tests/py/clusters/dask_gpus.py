@@ -12,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ import numba.cuda
 import numpy as np
 from dask_cluster import MIB
 from distributed import Client, LocalCluster, wait
+from distributed.worker import get_data_from_worker
 from waiting import eventually
 
 import cableway as cw
@@ -65,6 +67,7 @@ def counted(dask_worker: Any) -> dict[str, Any]:
     return {
         "received": getattr(gpus, "count", 0),
         "viewed": getattr(gpus, "views", 0),
+        "on_loop": getattr(gpus, "on_loop", 0),
         "kept": sum(e.kept.gpu_bytes for e in gpu_objects._sent.values() if e.kept is not None),
         "pid": os.getpid(),
         "seen": gpus.seen(),
@@ -74,7 +77,7 @@ def counted(dask_worker: Any) -> dict[str, Any]:
 def count_received() -> None:
     """Counts from now on what is received by handle."""
     original, views = gpus.received, gpus.viewed
-    gpus.count = gpus.views = 0
+    gpus.count = gpus.views = gpus.on_loop = 0
 
     def received(*arguments: Any) -> Any:
         found = original(*arguments)
@@ -84,6 +87,7 @@ def count_received() -> None:
     def viewed(*arguments: Any) -> Any:
         found = views(*arguments)
         gpus.views += found is not None
+        gpus.on_loop += threading.current_thread() is threading.main_thread()
         return found
 
     gpus.received, gpus.viewed = received, viewed
@@ -180,6 +184,10 @@ def shared() -> None:
         assert [seen[w]["viewed"] for w in (a, b, third, other)] == [0, 1, 1, 0], seen
         assert [seen[w]["received"] for w in (a, b, third, other)] == [0, 0, 0, 1], seen
         assert gpu_bytes() == 16 * MIB, status()["gauges"]
+        # A block in memory that the reader has mapped is opened on its event loop, which waits for nothing.
+        assert [seen[w]["on_loop"] for w in (b, third, other)] == [0, 0, 0], seen
+        assert client.run(fetched, x.key, a, workers=[b])[b] == total_of(count)
+        assert client.run(counted, workers=[b])[b]["on_loop"] == 1
         # It is one: what a task writes the others see, and the block outlives its maker and the time for which copies are kept.
         assert client.submit(spoiled, x, workers=[b], pure=False).result() == total_of(count)
         for w in (a, third):
@@ -194,6 +202,12 @@ def shared() -> None:
         x.release()
         y.release()
         assert eventually(lambda: gpu_bytes() == 0, 30), status()["gauges"]
+
+
+async def fetched(key: str, maker: str, dask_worker: Any) -> float:
+    """The sum of what a worker gets from the maker, which it has already."""
+    reply = await get_data_from_worker(dask_worker.rpc, [key], maker, who=dask_worker.address)
+    return total(reply["data"][key])
 
 
 def same(x: cupy.ndarray) -> cupy.ndarray:

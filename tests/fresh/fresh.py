@@ -8,6 +8,7 @@ A root is what debootstrap makes (variant minbase) from the mirror that apt on t
   user    an ordinary user without sudo: told in one line what to install, served once that is installed
   wheel   Python, pip and NumPy, and the wheel that `cuda` made: no compiler and no checkout
   deb     the package that `cuda` made, alone and beside the wheel; a compiler, Python, pip and NumPy, and no checkout
+  python  git, make and python3; then the tests that depend most on the interpreter, with that system's Python
 
 `make demo` is what is typed first. README's second command takes ten minutes, so it is typed first with --whole alone (kind
 `whole`, as root and as an ordinary user); CI, which has 90 minutes on two cores, runs `make test` once outside, and in the
@@ -42,8 +43,8 @@ SUITES = {
     "noble": Suite("Ubuntu", "noble", components="main,universe", script="gutsy"),
 }
 KINDS = {
-    "Debian": ["alone", "cuda", "user", "wheel", "deb"],
-    "Ubuntu": ["alone", "wheel", "deb"],
+    "Debian": ["alone", "cuda", "user", "wheel", "deb", "python"],
+    "Ubuntu": ["alone", "wheel", "deb", "python"],
 }
 INSIDE = "CABLEWAY_FRESH_INSIDE"
 ASKED = "cableway: please install these packages"
@@ -170,6 +171,24 @@ def user_without_sudo(t: Try) -> None:
     )
 
 
+# Forks, ends of processes, imports, signals at any bytecode, NumPy's buffers.
+OF_THE_INTERPRETER = """
+arrays/test_array.py executor/test_executor.py groups/test_group_objects.py pool/faults/test_exit_starts.py
+pool/faults/test_pool_exit.py pool/faults/test_pool_interrupts.py pool/launch/test_pool_imports.py pool/launch/test_pool_preload.py
+pool/launch/test_pool_process.py pool/launch/test_pool_server.py queues/test_queue_interrupts.py queues/test_queue_standard.py
+""".split()
+
+
+def python(t: Try) -> None:
+    """The system's Python, which need not be that of the machine that runs this."""
+    folder = cloned(t)
+    t.types(
+        f"cd {folder} && make test-programs build/venv/package.stamp build/venv/deps-test.stamp"
+    )
+    files = " ".join(f"tests/py/{name}" for name in OF_THE_INTERPRETER)
+    t.types(f"cd {folder} && build/venv/bin/python tests/run.py --build build 'py:pytest {files}'")
+
+
 def whole(t: Try) -> None:
     """README's second command, typed first, by root and by an ordinary user."""
     user = "newcomer"
@@ -266,7 +285,7 @@ def deb(t: Try) -> None:
 
 
 TRIES: dict[str, Callable[[Try], None]] = {
-    "alone": alone, "cuda": cuda, "user": user_without_sudo, "wheel": wheel, "deb": deb, "whole": whole, "whole-root": whole_as_root,
+    "alone": alone, "cuda": cuda, "user": user_without_sudo, "wheel": wheel, "deb": deb, "python": python, "whole": whole, "whole-root": whole_as_root,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ for cc in gcc clang; do
         folder="${CABLEWAY_BUILD:?}/cc/$cc$opt"
         if ! command -v "$cc" >/dev/null; then
             echo "ok $number - $name # SKIP no $cc"
-        elif make -s -j"$(nproc)" BUILD="$folder" CC="$cc" OPT="$opt" SANITIZE= all 2>&1; then
+        elif make -s -j"$(nproc)" BUILD="$folder" CC="$cc" OPT="$opt" SANITIZE= WERROR=-Werror all 2>&1; then
             echo "ok $number - $name"
         else
             echo "not ok $number - $name"

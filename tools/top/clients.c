@@ -95,7 +95,7 @@ static int by_session(const void *a, const void *b) {
 
 /* The number of a client in top->clients; as many as there are: none. */
 static uint32_t number_of(const struct top *top, uint32_t session) {
-    struct top_client key = {.row = {.session = session}}, *found = NULL;
+    const struct top_client key = {.row = {.session = session}}, *found = NULL;
     if (top->client_count)
         found = bsearch(&key, top->clients, top->client_count, sizeof key, by_session);
     return (uint32_t)(found ? (size_t)(found - top->clients) : top->client_count);

@@ -203,7 +203,7 @@ static int act_as_bridge(const char *socket_path) {
         struct cw_remote_job job;
         struct {
             struct cw_remote_end end;
-            char text[12];
+            char text[sizeof "no such luck"]; /* what is said ends before its NUL */
         } word = {.text = "no such luck"};
         if (mail.body_bytes < sizeof job)
             return 1;

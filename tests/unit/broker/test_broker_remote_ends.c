@@ -100,10 +100,10 @@ static bool fill(struct raw_client *client) {
 static bool may_set_no_limit(struct raw_client *client) {
     struct {
         struct cw_limit_set set;
-        char name[9];
+        char name[sizeof "max_names"];
     } body = {.set = {.value = 5, .name_bytes = 9}, .name = "max_names"};
-    return raw_call(client, CW_OP_LIMIT_SET, &body, sizeof body.set + sizeof body.name, &mail) ==
-           -EPERM;
+    uint32_t size_bytes = sizeof body.set + body.set.name_bytes; /* without its NUL */
+    return raw_call(client, CW_OP_LIMIT_SET, &body, size_bytes, &mail) == -EPERM;
 }
 
 /* Takes two jobs, fills its ring (GO.full), empties it after GO.go without a word (GO.empty), and

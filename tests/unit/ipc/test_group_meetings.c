@@ -79,7 +79,7 @@ static pid_t compute(void) {
     pid_t child = fork();
     if (child == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
-        for (volatile uint64_t i = 0;; i++)
+        for (volatile bool ever = true; ever;)
             ;
     }
     return child;

@@ -172,11 +172,7 @@ def user_without_sudo(t: Try) -> None:
 
 
 # Forks, ends of processes, imports, signals at any bytecode, NumPy's buffers.
-OF_THE_INTERPRETER = """
-arrays/test_array.py executor/test_executor.py groups/test_group_objects.py pool/faults/test_exit_starts.py
-pool/faults/test_pool_exit.py pool/faults/test_pool_interrupts.py pool/launch/test_pool_imports.py pool/launch/test_pool_preload.py
-pool/launch/test_pool_process.py pool/launch/test_pool_server.py queues/test_queue_interrupts.py queues/test_queue_standard.py
-""".split()
+OF_THE_INTERPRETER = ["arrays/test_array.py", "executor/test_executor.py", "groups/test_group_objects.py", "pool/faults/test_exit_starts.py", "pool/faults/test_pool_exit.py", "pool/faults/test_pool_interrupts.py", "pool/launch/test_pool_imports.py", "pool/launch/test_pool_preload.py", "pool/launch/test_pool_process.py", "pool/launch/test_pool_server.py", "queues/test_queue_interrupts.py", "queues/test_queue_standard.py"]
 
 
 def python(t: Try) -> None:

@@ -191,7 +191,7 @@ static int start(void **state) {
     return raw_broker_start(&broker, NULL, NULL) ? 0 : -1;
 }
 
-static int stop(void **state) {
+static int stop_broker(void **state) {
     (void)state;
     raw_broker_remove(&broker);
     return 0;
@@ -205,5 +205,5 @@ int main(void) {
         cmocka_unit_test(test_it_ends_with_the_process_though_a_child_has_the_socket),
         cmocka_unit_test(test_the_form_is_checked),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, stop_broker);
 }

@@ -333,7 +333,7 @@ static int start(void **state) {
     return 0;
 }
 
-static int stop(void **state) {
+static int stop_broker(void **state) {
     (void)state;
     unlink(path);
     raw_broker_remove(&broker);
@@ -351,5 +351,5 @@ int main(void) {
         cmocka_unit_test(test_of_threads_and_clients_that_ask_at_once_one_reads),
         cmocka_unit_test(test_of_all_who_keep_a_loaded_name_at_once_one_makes_a_version),
     };
-    return cmocka_run_group_tests(tests, start, stop);
+    return cmocka_run_group_tests(tests, start, stop_broker);
 }

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Virtual environments with the systems of docs/examples/coming-from and the wheel of this build, for each Python from 3.10 to 3.13
+# Virtual environments with the systems of docs/examples/coming-from and the wheel of this build, for each Python from 3.10 to 3.14
 # that this machine has: BUILD/coming-from/3.12 and so on, and beside each the two MPIs (mpi-openmpi, mpi-mpich), which have programs of
 # the same names. What is there and installed from the same lists stays. coming_from.sh BUILD [PYTHON...]
 set -eu

@@ -199,7 +199,7 @@ def test_share_sends_by_handle_through_whatever_multiprocessing_has(program):
             mine.send(t)
             mine.recv()[4] = 74
             assert t[2].tolist() == 72 and t[4].tolist() == 74
-            with cw.Pool(1) as pool:
+            with cw.Pool(1, cableway.torch.share) as pool:
                 pool.apply(adds, (t,))
                 assert t[3].tolist() == 73
             big = many()

@@ -286,6 +286,7 @@ def test_no_descriptor_is_one_of_standard_output_where_that_is_closed(script: Sc
                 left.append(os.readlink(f"/proc/self/fd/{fd}"))
             except OSError:
                 pass
+        left = [link for link in left if "/libffi." not in link]  # it may keep itself open
         os.write(out, repr((min(found) > 2, left)).encode())
         os._exit(0)
     """)

@@ -1,4 +1,4 @@
-"""Preloads: a scheduler, worker or nanny that is made in this process has cableway, also where its maker names other preloads.
+"""Preloads: a worker or nanny that is made in this process has cableway, also where its maker names other preloads.
 
 Dask reads the preloads of its configuration where none are named. dask-cuda names one for each worker, so these had no cableway, and
 nobody said so.
@@ -37,11 +37,13 @@ def _added(names: Any, words: Any) -> tuple[list[str], Any]:
 def _with_ours(server: Any, preload: Any, preload_argv: Any, *, file_dir: str | None = None) -> Any:
     if isinstance(server, distributed.Nanny):  # what it gives to its worker
         server.preload, server.preload_argv = _added(server.preload, server.preload_argv)
-    if isinstance(server, (distributed.Scheduler, distributed.Worker, distributed.Nanny)):
+    if isinstance(server, (distributed.Worker, distributed.Nanny)):
         preload, preload_argv = _added(preload, preload_argv)
     return _process(server, preload, preload_argv, file_dir=file_dir)
 
 
 def follow() -> None:
-    """From now on all schedulers, workers and nannies that are made here have it, and the nannies' workers. May be repeated."""
+    """From now on all workers and nannies that are made here have it, and the nannies' workers. A scheduler has what it needs from the
+    import in its process. May be repeated.
+    """
     preloading.process_preloads = _with_ours

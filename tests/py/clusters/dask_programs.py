@@ -441,8 +441,6 @@ def other_preloads() -> None:
             ((plugins, told),) = client.run(_preloaded).values()
             assert "cableway" in plugins, options
             assert told, options
-    with c.cluster(1, scheduler_kwargs={"preload": ["own_preload"]}) as (client, _):
-        assert client.run_on_scheduler(_preloads) == ["own_preload", "cableway.dask"]
 
 
 PRELOAD = """
@@ -453,10 +451,6 @@ def dask_setup(server):
 
 def _preloaded(dask_worker: Any) -> tuple[list[str], bool]:
     return list(dask_worker.plugins), dask_worker.told
-
-
-def _preloads(dask_scheduler: Any) -> list[str]:
-    return [preload.name for preload in dask_scheduler.preloads]
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ Everything else goes as bytes, as always: to the scheduler, to other nodes, and 
 that were first sent.
 
 The import changes Dask in this process (the backends of tcp and tls, and the policy of the memory manager), and sees to it that
-schedulers, workers and nannies that are started from here import it, too; workers and nannies whatever other preloads they are given. On other machines: `dask worker --preload cableway.dask`,
-and the same of `dask scheduler`; or `DASK_DISTRIBUTED__WORKER__PRELOAD='["cableway.dask"]'` and the like in the environment.
+schedulers, workers and nannies that are started from here import it, too; workers and nannies whatever other preloads they are given.
+On other machines: `dask worker --preload cableway.dask`, and the same of `dask scheduler`; or
+`DASK_DISTRIBUTED__WORKER__PRELOAD='["cableway.dask"]'` and the like in the environment.
 
 `cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle, and
 `cableway.bridge-threshold` (`DASK_CABLEWAY__BRIDGE_THRESHOLD`) that of all of an object's such frames from which they go by the bridge.

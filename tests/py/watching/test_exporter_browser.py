@@ -52,13 +52,15 @@ def page(exporter: Exporter) -> Iterator[Browser]:
 
 def cells(page: Browser, table: str, column: str) -> list[str]:
     """A column of a table, as it is shown."""
-    found = page.value(
-        f"""(() => {{
-            const at = [...document.querySelectorAll("#{table} th")].findIndex(head => head.innerText.trim() === "{column}");
-            return [...document.querySelectorAll("#{table} tbody tr")].map(row => row.children[at].textContent);
-        }})()"""
-    )
-    return list(found)
+    return list(page.value(column_of(table, column)))
+
+
+def column_of(table: str, column: str) -> str:
+    """A script: the column of a table."""
+    return f"""(() => {{
+        const at = [...document.querySelectorAll("#{table} th")].findIndex(head => head.innerText.trim() === "{column}");
+        return [...document.querySelectorAll("#{table} tbody tr")].map(row => row.children[at].textContent);
+    }})()"""
 
 
 def shows(table: str, text: str) -> str:
@@ -87,10 +89,11 @@ def test_it_shows_clients_memory_pools_and_queues_and_goes_on_by_itself(page: Br
         for i in range(7):
             queue.put(i)
         pid = str(os.getpid())
+        # What is shown may be of a moment before the workers began, or before the items were put.
         page.wait_for(shows("pools", pid))
-        assert cells(page, "pools", "WORKERS") == ["2"]
+        page.wait_for(f"{column_of('pools', 'WORKERS')}.join() === '2'")
         page.wait_for(f"{shows('clients', pid)} && {shows('queues', pid)}")
-        assert "7" in cells(page, "queues", "ITEMS")
+        page.wait_for(f"{column_of('queues', 'ITEMS')}.includes('7')")
         assert "8.0 MiB" in cells(page, "arrays", "BYTES")
         assert "host" in page.value('document.getElementById("devices").innerText')
         assert page.value('document.querySelectorAll("#devices .bar .live").length') == 1
@@ -132,8 +135,9 @@ def test_gpus_stand_in_the_topology_and_what_is_copied_to_them(tmp_path: Path) -
         page.open(f"http://127.0.0.1:{exporter.port}/")
         page.wait_for(shows("arrays", "page/on a GPU"))
         assert page.value('document.querySelectorAll("#topology rect").length') == 2
-        page.wait_for('document.querySelectorAll("#topology .busy").length === 1')
-        text = page.value('document.getElementById("topology").textContent')
+        text = page.wait_for(
+            'document.querySelectorAll("#topology .busy").length === 1 && document.getElementById("topology").textContent'
+        )
         assert "GPU-" in text
         assert "to GPUs 0 B/s" not in text
         assert any(name.startswith("GPU-") for name in cells(page, "memory", "DEVICE"))

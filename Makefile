@@ -286,12 +286,14 @@ tsan: $(PACKAGE) $(VENV)/deps-test.stamp
 	@$(MAKE) --no-print-directory $(JOBS) sanitized BUILD=$(BUILD)/tsan VENV=$(VENV) OPT='-O1 -g -fno-omit-frame-pointer $(QUIET)' \
 	    SANITIZE='-fsanitize=thread' SANITIZED_PARTS='unit stress' SANITIZED_BRIDGE=1 # the bridge has threads
 # The package with the sanitizers stands before the tests' packages in a venv of its own: PYTHONPATH would not reach a
-# Python that is run with -I or in an environment of its own.
+# Python that is run with -I or in an environment of its own. Its console script is the package's, with this Python.
+SANITIZED_COMMAND := $(BUILD)/venv/bin/cableway
 sanitized:
-	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv && ln -sf $(abspath $(BUILD))/cableway $(BUILD)/venv/bin/)
+	@$(if $(SANITIZED_PY),$(VPY) -m venv --without-pip $(BUILD)/venv)
 	@$(if $(SANITIZED_PY),$(VPY) -c 'import sysconfig; print("$(abspath $(BUILD)/site)", sysconfig.get_path("purelib"), sep="\n")' \
 	    >"$$(echo $(BUILD)/venv/lib/python3*/site-packages)/cableway.pth")
 	@built=; $(MAKE) --no-print-directory -k test-programs $(if $(SANITIZED_PY),$(SITE)) $(if $(SANITIZED_BRIDGE),$(BUILD)/cableway-bridge) || built=build:/bin/false; \
+	$(if $(SANITIZED_PY),rm -f $(SANITIZED_COMMAND) && sed '1s|.*|#!$(abspath $(BUILD))/venv/bin/python|' $(BUILD)/site/bin/cableway >$(SANITIZED_COMMAND) && chmod +x $(SANITIZED_COMMAND) || built=build:/bin/false;) \
 	$(RUN) --timeout 1800 $$built $(foreach p,$(SANITIZED_PARTS),$(filter $(p):%,$(TEST_PROGRAMS))) \
 	    $(if $(SANITIZED_PY),"py:pytest-asan tests/py") $(if $(SANITIZED_BRIDGE),"py:pytest-bridge tests/py/bridge/transfers/test_bridge_streams.py tests/py/bridge/faults/test_bridge_streams_hostile.py")
 

@@ -179,7 +179,9 @@ def dies_with_messages_under_way(g: cw.Group, pipe: Any, drop: bool) -> Any:
     g.reform(drop_messages=drop)
     g.barrier()
     if g.rank:
-        return g.sendrecv("after", 0, 9, 0, 9)
+        after = g.sendrecv("after", 0, 9, 0, 9)
+        g.barrier()  # who leaves breaks the group for who still looks
+        return after
     found: list[Any] = [g.sendrecv("after", rank, 9, rank, 9) for rank in (1, 2)]
     while g.iprobe(tag=7, status=status):
         rank, text = g.recv(status.source, 7)
@@ -188,6 +190,7 @@ def dies_with_messages_under_way(g: cw.Group, pipe: Any, drop: bool) -> Any:
         found.append(g.Recv(np.empty(3), tag=8, status=status)[0] == status.source + 1.0)
     while g.iprobe():
         found.append((*g.recv(status=status), status.source, status.tag))
+    g.barrier()
     return found
 
 

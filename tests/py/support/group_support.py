@@ -67,14 +67,14 @@ class Member:
         assert pid is not None
         return pid
 
-    def next(self) -> Any:
+    def next(self, seconds: float = SECONDS) -> Any:
         """What it says next."""
-        assert self.pipe.poll(SECONDS), f"process {self.pid} says nothing"
+        assert self.pipe.poll(seconds), f"process {self.pid} says nothing"
         return self.pipe.recv()
 
-    def returned(self) -> Any:
+    def returned(self, seconds: float = SECONDS) -> Any:
         """What its function returned."""
-        how, what = self.next()
+        how, what = self.next(seconds)
         assert how == "returned", what["trace"] if isinstance(what, dict) else what
         return what
 
@@ -128,6 +128,6 @@ def group(
 def outcomes(
     name: str, size: int, function: Callable[..., Any], *args: Any, timeout: float | None = 30
 ) -> list[Any]:
-    """What function(its Group, its pipe, *args) returned in each member, by rank."""
+    """What function(its Group, its pipe, *args) returned in each member, by rank. Its calls may take all of the timeout."""
     with group(name, size, function, *args, timeout=timeout) as all_members:
-        return [member.returned() for member in all_members]
+        return [member.returned(max(SECONDS, timeout or 0)) for member in all_members]

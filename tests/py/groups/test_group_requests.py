@@ -222,7 +222,8 @@ def test_isend_waits_for_room_and_messages_keep_their_order() -> None:
 
 
 def test_requests_that_are_not_done_in_time_can_be_waited_for_again() -> None:
-    with cw.Group("late", 1, timeout=0.05) as g:
+    with cw.Group("late", 1) as g:
+        g.timeout = 0.05
         request = g.irecv()
         for call in (request.wait, g.probe, lambda: g.recv(tag=3)):
             with pytest.raises(cw.Timeout):

@@ -9,6 +9,10 @@ would wait for a minute: it is told where the arrays lie, and maps them as any r
 
 Ray fetches the arguments of methods alone. An actor that is made with such an argument would wait for a minute and die, so it is refused.
 
+Where a transfer failed, since its reader died or after a minute, Ray's thread that watches transfers imports what needs PyTorch, to end a
+group of collectives. Without PyTorch that thread would end, and actors in later transfers would never: what it no longer takes away has
+handles to them. A transfer of ours has no such group, and nothing that would have to be ended, so it is only taken away.
+
 At the end of a session Ray tells nobody that the program's references are gone. Actors that live on, detached ones or another program's,
 would keep what they made for it: they are told.
 
@@ -52,7 +56,7 @@ def watch(transport: type) -> None:
         return
     _watched = True
     make, transfer = ActorClass._remote, RDTManager.trigger_out_of_band_tensor_transfer
-    end = Worker.shutdown_rdt_manager
+    abort, end = RDTManager._abort_transport, Worker.shutdown_rdt_manager
 
     @functools.wraps(make)
     def make_knowing_transports(
@@ -69,6 +73,17 @@ def watch(transport: type) -> None:
         transfer(self, dst_actor, obj_id)
         _send_back(self, dst_actor, obj_id)
 
+    @functools.wraps(abort)
+    def abort_only_others(self: Any, failed: Any, watched: dict[str, Any], error: Any) -> None:
+        found = watched.get(failed.hex())
+        if found is None:
+            return
+        if found.backend not in TRANSPORTS:
+            abort(self, failed, watched, error)
+            return
+        del watched[failed.hex()]  # one-sided: the call of the reader is all of it
+        logger.info("%r does not get object %s: %s", found.dst_actor, found.obj_id, error)
+
     @functools.wraps(end)
     def tell_and_end(self: Any) -> None:
         if self.mode == ray.SCRIPT_MODE and self._rdt_manager is not None:
@@ -80,6 +95,7 @@ def watch(transport: type) -> None:
 
     ActorClass._remote = make_knowing_transports
     RDTManager.trigger_out_of_band_tensor_transfer = transfer_also_back
+    RDTManager._abort_transport = abort_only_others
     Worker.shutdown_rdt_manager = tell_and_end
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,36 @@ def reader_killed() -> None:
         del x
         assert eventually(lambda: used() <= before), used()
         kill(other)
+
+
+def transfers_failed() -> None:
+    """Ray goes on after transfers to a dead reader: an actor of a later transfer ends when nobody has a handle of it, without PyTorch, too."""
+    maker, dies = Maker.remote(), Reader.remote()
+    pid = get(dies.pid.remote())
+    assert get(dies.total.remote(maker.ones.remote(1))) == MIB / 8  # it has learnt of transports
+    os.kill(pid, signal.SIGSTOP)  # so that it receives nothing before it dies
+    calls = [dies.total.remote(maker.ones.remote(1)) for _ in range(ROUNDS)]
+    get(maker.pid.remote())
+    os.kill(pid, signal.SIGKILL)
+    for call in calls:
+        try:
+            get(call)
+            raise AssertionError("nobody could answer")
+        except ray.exceptions.RayActorError:
+            pass
+    ended: list[int] = []
+    for _ in range(4):
+        later, reader = Maker.remote(), Reader.remote()
+        pids = get([later.pid.remote(), reader.pid.remote()])
+        assert get(reader.total.remote(later.ones.remote(1))) == MIB / 8
+        del later, reader
+        # Ray keeps the handles of the latest transfer until the next one
+        assert eventually(lambda pids=tuple(ended): not any(map(running, pids))), ended
+        ended += pids
+
+
+def running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def owner_killed() -> None:
@@ -267,6 +298,7 @@ if __name__ == "__main__":
                 maker_killed,
                 maker_restarted,
                 reader_killed,
+                transfers_failed,
                 owner_killed,
                 lives_on,
                 broker_killed,

@@ -15,6 +15,7 @@ pytestmark = limit(SECONDS)
         "maker_killed",
         "maker_restarted",
         "reader_killed",
+        "transfers_failed",
         "owner_killed",
         "lives_on",
         "broker_killed",

@@ -32,7 +32,7 @@ import distributed
 from distributed.comm.registry import backends
 from distributed.protocol.serialize import register_serialization_family
 
-from cableway._dask import family, gpu_objects, preloads, records, worker
+from cableway._dask import family, gpu_objects, preloads, records, settings, worker
 from cableway._dask.comm import TCPBackend, TLSBackend
 from cableway._dask.replicas import OneCopyANode
 
@@ -49,8 +49,7 @@ def enable() -> None:
         ValueError: `cableway.threshold`, `cableway.bridge-threshold` or `cableway.gpu-keep` is no size, or `cableway.gpu-share` is
             neither true nor false.
     """
-    family.threshold_bytes()
-    family.bridge_threshold_bytes()
+    settings.check()
     register_serialization_family("cableway", family.dumps, family.loads)
     gpu_objects.register()
     backends["tcp"], backends["tls"] = TCPBackend(), TLSBackend()

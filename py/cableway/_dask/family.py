@@ -7,16 +7,13 @@ the blocks.
 
 from __future__ import annotations
 
-import functools
 import logging
 import weakref
 from collections.abc import Collection
 from typing import Any
 
-import dask.config
 import msgpack
 import numpy as np
-from dask.utils import parse_bytes
 from distributed.comm.utils import OFFLOAD_THRESHOLD
 from distributed.protocol.serialize import (
     Serialized,
@@ -29,7 +26,7 @@ from distributed.protocol.utils import msgpack_opts
 from distributed.sizeof import safe_sizeof
 from distributed.utils import nbytes
 
-from cableway._dask import blocks, names, node, records
+from cableway._dask import blocks, names, node, records, settings
 from cableway._dask.records import Record
 from cableway.errors import BrokerLost, Error, LimitExceeded
 
@@ -41,7 +38,6 @@ __all__ = [
     "NotFetched",
     "OtherBroker",
     "as_bytes",
-    "bridge_threshold_bytes",
     "copy_of",
     "dumps",
     "framed",
@@ -49,7 +45,6 @@ __all__ = [
     "loads",
     "moved",
     "pack",
-    "threshold_bytes",
     "unpack",
 ]
 
@@ -70,49 +65,11 @@ class NotFetched(HandleFailed):
     """It lies on another node, from which it could not be fetched; that node sends bytes for a while."""
 
 
-def threshold_bytes() -> int:
-    """Frames of at least so many bytes go by handle: `cableway.threshold` in Dask's configuration.
-
-    Raises:
-        ValueError: the setting is no size, or below 1.
-    """
-    try:  # as dask.config.get("cableway.threshold"), which takes ten times as long
-        setting = dask.config.config["cableway"]["threshold"]
-    except (KeyError, TypeError):
-        setting = "1 MiB"
-    return _parsed("threshold", setting)
-
-
-def bridge_threshold_bytes() -> int:
-    """Objects whose large frames have together at least so many bytes go to another node by the bridge: `cableway.bridge-threshold`.
-    Below it one reader has them sooner as bytes.
-
-    Raises:
-        ValueError: as `threshold_bytes`.
-    """
-    setting = dask.config.get("cableway.bridge-threshold", default="8 MiB")
-    return _parsed("bridge-threshold", setting)
-
-
-@functools.lru_cache
-def _parsed(name: str, size: object) -> int:
-    try:
-        found = int(parse_bytes(size))
-    except Exception:
-        found = 0
-    if found < 1 or isinstance(size, bool):
-        variable = f"DASK_CABLEWAY__{name.upper().replace('-', '_')}"
-        raise ValueError(
-            f"cableway.{name} in Dask's configuration ({variable} in the environment) is {size!r}, which is no size: write '4 MiB', or bytes from 1 on"
-        )
-    return found
-
-
 def is_large(obj: object, size: int | None = None) -> bool:
     """Whether Dask's estimate of its size says that a look at its frames is worth it. It may be given, since it takes a while."""
     if size is None:
         size = obj.nbytes if type(obj) is np.ndarray else safe_sizeof(obj, default_size=0)
-    return bool(size >= threshold_bytes())
+    return bool(size >= settings.threshold_bytes())
 
 
 def framed(obj: object, context: dict[str, Any] | None, whole: bool) -> Serialized:
@@ -138,7 +95,7 @@ def pack(
     connection = node.established()
     if connection is None:
         return None
-    header, frames, least = found.header, found.frames, threshold_bytes()
+    header, frames, least = found.header, found.frames, settings.threshold_bytes()
     if any(header.get("compression") or ()) or not any(nbytes(frame) >= least for frame in frames):
         return None
     small: list[bytes] = [msgpack.dumps(header, default=msgpack_encode_default, use_bin_type=True)]

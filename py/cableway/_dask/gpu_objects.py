@@ -26,10 +26,8 @@ import weakref
 from collections.abc import Collection
 from typing import Any, cast
 
-import dask.config
 import distributed
 import msgpack
-from dask.utils import parse_bytes
 from distributed.protocol.cuda import cuda_dumps, cuda_loads
 from distributed.protocol.serialize import (
     deserialize,
@@ -41,20 +39,18 @@ from distributed.protocol.serialize import (
 from distributed.protocol.utils import msgpack_opts
 from distributed.utils import nbytes
 
-from cableway._dask import blocks, family, gpus, node
+from cableway._dask import blocks, family, gpus, node, settings
 from cableway.errors import BrokerLost, Error, LimitExceeded
 
 __all__ = [
     "KEEP_SECONDS",
     "GpuRecord",
     "Later",
-    "keep_bytes",
     "known",
     "lies_on_gpu",
     "not_taken",
     "pack",
     "register",
-    "shares",
     "trim",
     "view_of",
 ]
@@ -62,39 +58,6 @@ __all__ = [
 KEEP_SECONDS = 10.0  # for which what was sent is kept for further readers
 _PARTS_MAX = 1000  # of a collection that are looked at
 _DEPTH_MAX = 4
-
-
-def keep_bytes() -> int:
-    """How much GPU memory a process keeps of what it sent: `cableway.gpu-keep` in Dask's configuration.
-
-    Raises:
-        ValueError: the setting is no size.
-    """
-    setting = dask.config.get("cableway.gpu-keep", default="1 GiB")
-    try:
-        found = -1 if isinstance(setting, bool) else int(parse_bytes(setting))
-    except Exception:
-        found = -1
-    if found < 0:
-        raise ValueError(
-            f"cableway.gpu-keep in Dask's configuration (DASK_CABLEWAY__GPU_KEEP in the environment) is {setting!r}, which is no size: "
-            "write '4 GiB', or bytes from 0 on"
-        )
-    return found
-
-
-def shares() -> bool:
-    """Whether the workers of a GPU use one copy: `cableway.gpu-share` in Dask's configuration.
-
-    Raises:
-        ValueError: the setting is neither true nor false.
-    """
-    setting = dask.config.get("cableway.gpu-share", default=False)
-    if not isinstance(setting, bool):
-        raise ValueError(
-            f"cableway.gpu-share in Dask's configuration (DASK_CABLEWAY__GPU_SHARE in the environment) is {setting!r}: write true or false"
-        )
-    return setting
 
 
 class GpuRecord:
@@ -197,7 +160,7 @@ def pack(
     families = ("cableway-cuda", *family.INNER)
     header, frames = serialize(obj, families, "raise", context, iterate_collection=True)
     on_gpu = [hasattr(frame, "__cuda_array_interface__") for frame in frames]
-    least = family.threshold_bytes()
+    least = settings.threshold_bytes()
     if any(header.get("compression") or ()) or (
         sum(nbytes(frame) for frame, there in zip(frames, on_gpu, strict=True) if there) < least
     ):
@@ -221,7 +184,7 @@ def _packed(connection: Any, header: Any, frames: list[Any], on_gpu: list[bool])
     small = [msgpack.dumps(header, default=msgpack_encode_default, use_bin_type=True)]
     host: list[tuple[int, blocks.Block, bool]] = []
     gpu: list[tuple[int, gpus.GpuBlock | None]] = []
-    least, one = family.threshold_bytes(), shares()
+    least, one = settings.threshold_bytes(), settings.shares()
     own = one
     for place, frame in enumerate(frames):
         if on_gpu[place] and not nbytes(frame):
@@ -244,7 +207,7 @@ def view_of(obj: object, key: str, record: GpuRecord) -> Any | None:
     """
     cupy: Any = sys.modules.get("cupy")
     entry, old = _sent.get((id(obj), key)), cast("Any", obj)
-    if record.own or not shares() or cupy is None or type(old) is not cupy.ndarray:
+    if record.own or not settings.shares() or cupy is None or type(old) is not cupy.ndarray:
         return None
     if entry is None or entry.record() is not record or len(record.gpu) != 1:
         return None
@@ -308,7 +271,7 @@ def known(obj: object, key: str, reader: Collection[str]) -> GpuRecord | None:
 
 def trim(everything: bool = False) -> None:
     """Lets go of what nobody asked for in the last seconds, and of the oldest above the limit; or of everything."""
-    left, now = 0 if everything else keep_bytes(), time.monotonic()
+    left, now = 0 if everything else settings.keep_bytes(), time.monotonic()
     for place, entry in sorted(_sent.copy().items(), key=lambda pair: -pair[1].used):
         record = entry.record()
         if record is None:
@@ -389,7 +352,7 @@ class Later:
 
 
 def _takes_views() -> bool:
-    return shares() and bool(distributed.Worker._instances)
+    return settings.shares() and bool(distributed.Worker._instances)
 
 
 def _of_block(connection: Any, handle: bytes, size: int) -> Any:
@@ -410,12 +373,6 @@ def _never(obj: object) -> Any:
 
 
 def register() -> None:
-    """Registers the families.
-
-    Raises:
-        ValueError: `cableway.gpu-keep` is no size, or `cableway.gpu-share` neither true nor false.
-    """
-    keep_bytes()
-    shares()
+    """Registers the families."""
     register_serialization_family("cableway-cuda", _dumps, cuda_loads)
     register_serialization_family("cableway-gpu", _never, _loads)

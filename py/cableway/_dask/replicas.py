@@ -7,8 +7,8 @@ from typing import Any
 
 from distributed.active_memory_manager import ReduceReplicas, Suggestion
 
-from cableway._dask.family import threshold_bytes
 from cableway._dask.gpus import LIBRARIES
+from cableway._dask.settings import threshold_bytes
 
 __all__ = ["OneCopyANode"]
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from distributed.protocol.serialize import Serialize, Serialized
 from distributed.utils import offload
 
-from cableway._dask import family, gpu_objects, names, node, records
+from cableway._dask import family, gpu_objects, names, node, records, settings
 from cableway._dask.gpu_objects import GpuRecord
 from cableway._dask.records import Record
 from cableway.errors import Error
@@ -111,7 +111,7 @@ async def with_packed(
 
 def _for_bridge(found: dict[Any, _Found]) -> dict[Any, Record]:
     """Those that are large enough to go to another node by the bridge."""
-    least = family.bridge_threshold_bytes()
+    least = settings.bridge_threshold_bytes()
     return {
         key: record
         for key, record in found.items()

@@ -464,6 +464,22 @@ def _names_go(*others: str) -> bool:
     return eventually(lambda: cw.names("dask/") == [*others])
 
 
+# ---- settings
+
+
+def a_bad_setting_after_the_import() -> None:
+    """The default counts, and data go by handle."""
+    for bad in ("much", 0, [1]):
+        wrong = {"cableway.threshold": bad, "cableway.gpu-share": "often"}
+        with c.dask.config.set(wrong), c.cluster(2) as (client, (first, second)):
+            x = client.submit(_array, workers=[first])
+            assert client.submit(np.sum, x, workers=[second]).result(timeout=60) == N * (N - 1) / 2
+            seen = client.run(
+                lambda dask_worker, key=x.key: c.records.mapped_bytes(dask_worker.data[key])
+            )
+            assert seen == {first: 8 * N, second: 8 * N}, seen
+
+
 if __name__ == "__main__":
     if _stock():
         as_stock()

@@ -30,6 +30,11 @@ def test_a_bad_threshold_is_named(tmp_path):
             assert f"is {parsed!r}, which is no size" in errors, errors
 
 
+def test_a_bad_setting_after_the_import_ends_nothing(tmp_path):
+    printed = run("dask_values.py", "a_bad_setting_after_the_import", tmp_path, {})
+    assert "which is no size" in printed, printed
+
+
 def test_a_bad_setting_of_sharing_is_named(tmp_path):
     words = [interpreter(), "-c", "import cableway.dask"]
     _, errors = run_words(words, tmp_path, {"DASK_CABLEWAY__GPU_SHARE": "often"}, fails=True)

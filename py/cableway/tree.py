@@ -116,8 +116,7 @@ class Tree(Updating, Mapping[str, Array]):
         Raises:
             Error: another process wrote something that is no JSON.
         """
-        self._pointer()
-        now = self._described  # keeps what its info points to
+        now = self._now()  # keeps what its info points to
         told = ffi.buffer(now.info.meta, now.info.meta_bytes)[:]
         try:
             return json.loads(told or b"{}")
@@ -176,10 +175,11 @@ class Tree(Updating, Mapping[str, Array]):
         return leaf, pointer
 
     def _rows(self) -> list[Row]:
-        self._pointer()
-        now, table = self._described, self._table
+        table, now = self._table, self._now()
         if table is None or table[0] is not now:
             self._table = table = now, rows(now.info)
+            if self._closed:  # meanwhile: this would keep its memory
+                self._table = None
         return table[1]
 
     def __iter__(self) -> Iterator[str]:
@@ -207,15 +207,16 @@ class Tree(Updating, Mapping[str, Array]):
 
     def _part(self, number: int) -> Lease:
         """The lease on all of a part, which is mapped when it is first looked at."""
-        leases, pointer = self._leases, self._pointer()  # close() leaves another dict
+        leases, mount = self._leases, self._mount  # close() leaves another dict
+        pointer = self._pointer()
         lease = leases.get(number)
         if lease is None:
-            if self._mount is not None:
-                lease = self._fixed_part(number)
+            if mount is not None:
+                lease = self._fixed_part(mount, number)
             else:
                 connection = client.current()
                 lease = lease_again(Lease, lib.cw_tree_part, pointer, connection.pointer, number)
-            if self._mount is not None or lib.cw_array_sealed(lease.pointer):
+            if mount is not None or lib.cw_array_sealed(lease.pointer):
                 _parts.add(lease)
             leases[number] = lease
         return lease
@@ -239,8 +240,7 @@ class Tree(Updating, Mapping[str, Array]):
             Error: a leaf is not what was published; the message names it.
         """
         while True:
-            self._pointer()
-            now = self._described
+            now = self._now()
             try:
                 return compare(self, self._rows())
             except Error:

@@ -24,8 +24,8 @@ def compare(tree: Any, table: list[Row]) -> int:
         if not row.flags & lib.CW_LEAF_HASHED:
             continue
         if row.nbytes:  # else it is what it was
-            pointer = usable(tree._part(row.part))
-            check_again(lib.cw_array_hash, pointer, row.offset, row.nbytes, hashed)
+            lease = tree._part(row.part)  # keeps the memory, also if another thread closes the tree
+            check_again(lib.cw_array_hash, usable(lease), row.offset, row.nbytes, hashed)
         if row.nbytes and hashed[0] != row.hash:
             raise Error(
                 f'"{row.path}" of version {tree.version} is not what was published: somebody wrote there; '

@@ -144,14 +144,22 @@ class Swapping:
     _table: Any
     _turn: Any  # of the calls that change what is mapped; taken until a cell of such a call goes (extra.h)
 
-    def _pointer(self) -> Any:
-        """The `cw_tree *`. Another thread may close this object: whoever has the pointer keeps what it points to."""
+    def _now(self) -> Described:
+        """What the tree says. Another thread may close this object at any moment: whoever has this keeps what it points to.
+
+        So all that close() takes away is read once, and before this look whether it is closed, which close() says first.
+        """
         self._settle()
+        now = self._described
         if self._closed:
             raise ValueError(
                 f"this cableway.Tree {self._name!r} is closed; open it again with cableway.get()"
             )
-        return self._described.pointer
+        return now
+
+    def _pointer(self) -> Any:
+        """The `cw_tree *`, which stays as long as anybody has it."""
+        return self._now().pointer
 
     def _told(self) -> Any:
         """The `cw_tree_info *`, of the version that is mapped."""
@@ -165,14 +173,17 @@ class Swapping:
         if (lib.cw_mount_state(mount), lib.cw_mount_version(mount)) == waiting.state:
             self._described = waiting
             self._table = None
+            if self._closed:  # meanwhile, and close() gave up another one
+                self._described = Described(None, waiting.info, (0, 0))
 
     def _own_mount(self) -> Any:
+        mount = self._mount
         self._pointer()
-        if self._mount is None:
+        if mount is None:
             raise ValueError(
                 "this tree's addresses cannot be kept: get it with cableway.get(name, swappable=True)"
             )
-        return self._mount
+        return mount
 
     @contextmanager
     def _changing(self) -> Iterator[Any]:
@@ -188,25 +199,25 @@ class Swapping:
                 raise Error("a forked child cannot exchange the memory of a tree: get it anew")
             self._pointer()  # or somebody has closed it
         try:
-            self._pointer()
-            yield self._mount
+            yield self._own_mount()
         finally:
             self._settle()
             if self._next is not self._described:
                 self._next = None  # it did not come to that: its version is given up
             ffi.release(turn)
 
-    def _fixed_part(self, number: int) -> FixedLease:
-        return lease_again(FixedLease, lib.cw_mount_part, self._mount, number)
+    def _fixed_part(self, mount: Any, number: int) -> FixedLease:
+        return lease_again(FixedLease, lib.cw_mount_part, mount, number)
 
     @property
     def state(self) -> str:
         """Where its memory is: "mapped", "unmapped" or "parked"."""
+        mount = self._mount
         self._pointer()
-        if self._mount is None:
+        if mount is None:
             return "mapped"
         states = {lib.CW_MOUNT_UNMAPPED: "unmapped", lib.CW_MOUNT_PARKED: "parked"}
-        return states.get(lib.cw_mount_state(self._mount), "mapped")
+        return states.get(lib.cw_mount_state(mount), "mapped")
 
     def unmap(self, *, stream: Any = None) -> None:
         """Takes the tree's memory out of this process; its addresses stay reserved, and the version stays.
@@ -284,11 +295,11 @@ class Swapping:
                 if lib.cw_mount_state(mount) == lib.CW_MOUNT_UNMAPPED:
                     check(lib.cw_mount_map(mount))
                 return False
-            self._next = found
+            before, self._next = self._now(), found
             try:
                 check_again(lib.cw_mount_swap, mount, cell[0], _pointer_of(stream))
             except LayoutChanged as error:
-                differs = difference(rows(self._described.info), rows(found.info))
+                differs = difference(rows(before.info), rows(found.info))
                 raise LayoutChanged(f"{error}{': ' if differs else ''}{differs}") from None
             return True
 
@@ -337,7 +348,7 @@ class Swapping:
             raise ValueError(f'a tree is parked in host memory, device="cpu", not {device!r}')
         with self._changing() as mount:
             cell = new_cell()
-            check(lib.cw_tree_describe(self._described.pointer, cell))
+            check(lib.cw_tree_describe(self._pointer(), cell))
             self._next = described(cell, lib.CW_MOUNT_PARKED)
             check(lib.cw_mount_park(mount, _pointer_of(stream)))
 

@@ -28,8 +28,7 @@ def tensors_of(tree: Tree) -> tuple[list[str], list[Any]]:
 
     # With a capsule the public function does nothing but call this one.
     take = getattr(getattr(torch, "_C", None), "_from_dlpack", from_dlpack)
-    tree._pointer()
-    now = tree._described  # keeps what its info points to
+    now = tree._now()  # keeps what its info points to
     info = now.info
     places = [_place(tree._part(number)) for number in range(info.parts)]
     index = int(ffi.cast("uintptr_t", info.index))

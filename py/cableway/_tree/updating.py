@@ -62,8 +62,8 @@ class Updating(Swapping):
 
             Nothing has changed, except where the driver failed while it wrote.
         """
-        self._pointer()
         writes = self._writes
+        self._pointer()
         if writes is None:
             raise ValueError(
                 "only the process that put a tree with seal=False can update it, by the Tree that put returned; "

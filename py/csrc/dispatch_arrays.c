@@ -99,8 +99,10 @@ static int is_none(PyObject *object) {
 }
 
 /* The array behind a lease as usable() lets it be used; leases keeps it, whoever closes the Array
- * meanwhile. 1; 0: it may not be used; -1 with an exception. */
+ * meanwhile. 1; 0: it may not be used, or was closed by now; -1 with an exception. */
 static int look_at_lease(struct end *end, PyObject *lease, PyObject *usable, PyObject *leases) {
+    if (is_none(lease))
+        return 0;
     if (end->lease == lease)
         return 1;
     if (PyList_Append(leases, lease))

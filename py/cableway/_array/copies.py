@@ -131,9 +131,13 @@ def as_values(target: Array, seen: np.ndarray[Any, Any], value: Any) -> Any:
 
 def _write_bytes(target: Array, values: np.ndarray[Any, Any]) -> None:
     """Copies host values that lie as the target does. In host memory that is new it is the quickest way."""
-    pointer, layout = usable(target._open_lease()), target._layout_now()
-    source = ffi.cast("void *", values.__array_interface__["data"][0] - layout.origin)
-    check_again(lib.cw_array_copy_in, pointer, _low(target), source, -1, layout.span, _NO_STREAM)
+    lease, layout = (
+        target._open_lease(),
+        target._layout_now(),
+    )  # kept: a thread may close the target
+    pointer, source = usable(lease), values.__array_interface__["data"][0] - layout.origin
+    host = ffi.cast("void *", source)
+    check_again(lib.cw_array_copy_in, pointer, _low(target), host, -1, layout.span, _NO_STREAM)
 
 
 def from_external(
@@ -160,10 +164,10 @@ def _take(target: Array, source: interop.ExternalArray, stream: int | None = Non
     if stream is None:
         source.ready()
     layout = source.layout
-    pointer = usable(target._open_lease())
+    lease = target._open_lease()  # kept, as in _write_bytes
     check_again(
         lib.cw_array_copy_in,
-        pointer,
+        usable(lease),
         _low(target),
         ffi.cast("void *", source.low),
         source.gpu,
@@ -188,7 +192,8 @@ def duplicate(source: Array, device: str | None = None, stream: Any = None) -> A
 
 def _move(target: Array, source: Array, stream: Any = None) -> None:
     """By a stream only between GPUs: who would keep host memory until it is done?"""
-    to, of = usable(target._open_lease()), usable(source._open_lease())
+    leases = target._open_lease(), source._open_lease()  # kept, as in _write_bytes
+    to, of = map(usable, leases)
     layout = source._layout_now()
     span, origin = layout.span, layout.origin
     number = _NO_STREAM

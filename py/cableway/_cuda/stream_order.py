@@ -430,5 +430,6 @@ def work(
 
 def wait(array: Array, timeout: float | None = None) -> None:
     """`Array.wait`."""
-    pointer = usable(array._open_lease())
+    lease = array._open_lease()  # kept: a thread may close the array
+    pointer = usable(lease)
     _wait(lambda left_ns: int(lib.cw_array_wait(pointer, left_ns)), timeout)

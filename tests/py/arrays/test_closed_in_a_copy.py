@@ -1,0 +1,65 @@
+"""An array that another thread closes in the midst of a copy: the copy is made, or says that the array is closed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from itertools import count
+import numpy as np
+import cableway as cw
+from cableway._array import copies
+
+# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
+EVENT = "opcode" if sys.version_info < (3, 12) else "line"
+values, given = np.ones(1 << 17), cw.put("given", np.ones(1 << 17))
+uses = {
+    "values": lambda x: x.__setitem__(..., values),
+    "array": lambda x: cw.copy([(x, given)]),
+    "source": lambda x: cw.copy([(given, x)]),
+}
+
+def closing(array, place):
+    numbers = count()
+    def look(frame, event, argument):
+        if frame.f_code.co_filename != copies.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
+        if event == EVENT and next(numbers) == place:
+            sys.settrace(None)
+            array.close()
+        return look
+    sys.settrace(look)
+
+for place in count():
+    array = cw.empty(1 << 17)
+    closing(array, place)
+    try:
+        uses[sys.argv[1]](array)
+    except ValueError as error:
+        assert "is closed" in str(error), (place, error)
+    finally:
+        sys.settrace(None)
+    if not array.closed:
+        break
+assert place > 5, place
+print("held")
+"""
+
+
+@pytest.mark.parametrize("use", ["values", "array", "source"])
+def test_an_array_may_be_closed_between_any_two_steps_of_a_copy(use: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, use],
+        env={**os.environ, "CABLEWAY_CACHE_BYTES": "0"},  # what nobody has is gone at once
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "held\n"), run.stderr

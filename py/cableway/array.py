@@ -158,7 +158,8 @@ class Array(Values, _dispatch.Fields):
     @property
     def device(self) -> str:
         """Where the memory lies: "cpu", or "cuda:N" by the numbers of this process."""
-        return str(ffi.string(lib.cw_array_device(self._open_lease().pointer)), "ascii")
+        lease = self._open_lease()
+        return str(ffi.string(lib.cw_array_device(lease.pointer)), "ascii")
 
     @property
     def device_uuid(self) -> str:
@@ -173,7 +174,8 @@ class Array(Values, _dispatch.Fields):
     @property
     def away(self) -> bool:
         """Whether its bytes are in host memory now because its GPU was full. The next use brings them back."""
-        return bool(lib.cw_array_away(self._open_lease().pointer))
+        lease = self._open_lease()
+        return bool(lib.cw_array_away(lease.pointer))
 
     @property
     def name(self) -> str | None:
@@ -574,21 +576,21 @@ class Array(Values, _dispatch.Fields):
                 caller must keep the array until then.
             openers: how often it is opened; `pickles.UNKNOWN`: nobody knows.
         """
-        return bytes(ffi.buffer(exported(usable(self._open_lease()), openers if transit else 0)))
+        lease = self._open_lease()  # kept: a thread may close the array
+        return bytes(ffi.buffer(exported(usable(lease), openers if transit else 0)))
 
     def reduce(self, transit: bool = True, openers: int = 1) -> tuple[Any, tuple[Any, ...]]:
         """What `__reduce__` returns; see `handle` for transit and openers."""
-        layout = self._layout_now()
+        lease, layout = self._open_lease(), self._layout_now()
         handle = self.handle(transit, openers)
-        pointer = self._open_lease().pointer
-        address = ffi.string(lib.cw_client_address(lib.cw_array_client(pointer)))
+        address = ffi.string(lib.cw_client_address(lib.cw_array_client(lease.pointer)))
         state = (
             handle,
             dtypes.encode(layout.dtype),
             layout.shape,
             layout.strides,
             self._offset,
-            self._open_lease().readonly,
+            lease.readonly,
             self._name,
             address,
         )

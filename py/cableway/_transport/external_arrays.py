@@ -326,8 +326,8 @@ class Lender:
 
 def _behind(array: Array, stream: int) -> bool:
     """Puts it behind what the stream was given; False: its memory is not the library's any more."""
-    pointer, number = array._open_lease().pointer, ffi.cast("void *", stream)
-    while (status := lib.cw_array_behind(pointer, number)) == -errno.EINTR:
+    lease, number = array._open_lease(), ffi.cast("void *", stream)
+    while (status := lib.cw_array_behind(lease.pointer, number)) == -errno.EINTR:
         pass  # a signal was served
     if status == -errno.ESTALE:
         return False

@@ -247,7 +247,8 @@ def _is_here(value: Any, device: str | None) -> bool:
     """Whether it is an Array of this process's connection, on that device."""
     if not isinstance(value, Array) or (device is not None and device != value.device):
         return False
-    owner = lib.cw_array_client(value._open_lease().pointer)
+    lease = value._open_lease()
+    owner = lib.cw_array_client(lease.pointer)
     return bool(owner == client.current().pointer) and not value.evictable
 
 

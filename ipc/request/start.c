@@ -45,13 +45,14 @@ extern char **environ;
 #define EXIT_RUNS    3 /* as cablewayd --help says */
 #define EXIT_NO_EXEC 127
 
-static bool is_program(const char *path) {
-    return access(path, X_OK) == 0;
-}
-
 /* Has this program more rights than who called it? */
 static bool is_secure(void) {
     return getauxval(AT_SECURE) != 0;
+}
+
+/* Asked as execve() asks: by the rights that this program has. */
+static bool is_program(const char *path) {
+    return faccessat(AT_FDCWD, path, X_OK, is_secure() ? AT_EACCESS : 0) == 0;
 }
 
 /* The file that this function is in; of the program itself dladdr() knows no more than argv[0],

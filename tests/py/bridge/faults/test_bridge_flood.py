@@ -355,10 +355,13 @@ WATCHES_MAX = 65536  # CWB_WATCHES_MAX
 
 def test_who_watches_one_name_too_many_is_told_of_its_oldest(node: tuple[Node, Node]) -> None:
     b, peer = node
-    with b.here(), Raw(peer.keys, b.port) as connection:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(b.here())
         held = cw.zeros(1)
         for i in range(WATCHES_MAX + 1):
             cw.put(f"w/{i}", held, keep=True)
+        # Behind these: they may take longer than a connection may be silent.
+        connection = stack.enter_context(Raw(peer.keys, b.port))
 
         def watches(numbers: range | list[int]) -> list[bytes]:
             """Opens these, and gives the names of which it is told."""

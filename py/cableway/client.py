@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from types import TracebackType
 from typing import Any
 
+from cableway._core import locks
 from cableway._core.library import check, ffi, from_cell, lib, on_broker_lost
 from cableway.errors import BrokerLost
 
@@ -156,7 +156,7 @@ class Connection:
         )
 
 
-_lock = threading.RLock()
+_lock = locks.RLock()
 _default: Connection | None = None
 ENVIRONMENT: Settings = (None, None)
 _settings = ENVIRONMENT  # how to make the default one anew
@@ -277,7 +277,7 @@ def forget_lost() -> None:
 
 def _after_fork_in_child() -> None:
     global _default, _lock
-    _lock = threading.RLock()
+    _lock = locks.RLock()
     if _default is not None:
         _parents.append(_default)
     _parents.extend(_others.values())

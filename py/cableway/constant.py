@@ -43,7 +43,7 @@ import numpy as np
 from cableway import array as arrays
 from cableway import client
 from cableway._array import hashing, pickles
-from cableway._core import layouts
+from cableway._core import layouts, locks
 from cableway._core.library import ffi, lib
 from cableway.array import Array
 from cableway.errors import Stale
@@ -78,7 +78,7 @@ class _Opened:
         memory: Any = array.numpy()
         self.nbytes = int(memory.nbytes)
         self.memory: Any = memory  # None: it was let go of
-        self._lock = threading.RLock()
+        self._lock = locks.RLock()
         self._value: Any = _NOT_YET
         magic, _, pid, space, started, found, *_ = _HEADER.unpack_from(memory)
         if magic != _MAGIC or found != ident:
@@ -126,10 +126,10 @@ class _Opened:
         return bool(space == _pid_space() and _started(pid) != started)
 
     def renew_lock(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = locks.RLock()
 
 
-_lock = threading.RLock()  # finalisers run at any moment, and may unpickle a constant
+_lock = locks.RLock()  # finalisers run at any moment, and may unpickle a constant
 _opened: weakref.WeakValueDictionary[bytes, _Opened] = weakref.WeakValueDictionary()
 _cache: OrderedDict[bytes, _Opened] = OrderedDict()  # of others' constants, last used last
 _looked = 0.0  # when the makers' lives were last looked at
@@ -146,7 +146,7 @@ met = _Met()
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.RLock()
+    _lock = locks.RLock()
     for opened in list(_opened.values()):
         opened.renew_lock()
 

@@ -26,6 +26,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from cableway._core import locks
 from cableway._core.cpus import usable_cpus
 from cableway._executor.errors import (
     ExecutorBroken,
@@ -131,7 +132,7 @@ class Executor(futures.Executor):
         )
         self._max_workers = max_workers
         self._mp_context = mp_context
-        self._lock = threading.Lock()
+        self._lock = locks.Lock()
         self._engine: Engine | None = None
         self._starter: int | None = None  # the process that has begun to start it
         self._is_shut_down = False
@@ -445,7 +446,7 @@ _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     """Another thread of the parent may have had the lock; and who starts workers has it while they are forked."""
     for executor in list(_executors):
-        executor._lock = threading.Lock()
+        executor._lock = locks.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

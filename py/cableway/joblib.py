@@ -40,6 +40,7 @@ from joblib.parallel import (
     SequentialBackend,
 )
 
+from cableway._core import locks
 from cableway._core.cpus import usable_cpus
 from cableway._joblib.batches import Batches, Failed, SharedArrays, run
 from cableway._joblib.calls import Batch, Call
@@ -128,7 +129,7 @@ class _Workers:
     """Keeps the executor that was used last, for the next call of the same kind."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = locks.Lock()
         self._idle: tuple[Any, Executor] | None = None
         self._timer: threading.Timer | None = None
 

@@ -48,7 +48,7 @@ from typing import Any
 
 from cableway import _dispatch, client
 from cableway import array as arrays
-from cableway._core import deadlines
+from cableway._core import deadlines, locks
 from cableway._core.handler_errors import is_handlers
 from cableway._core.leases import Lease, lease_again, usable
 from cableway._core.library import check, check_again, failure, ffi, from_cell, lib
@@ -65,7 +65,7 @@ _raise_later = Uninterrupted(_dispatch.raise_later)
 _UNBOUNDED = 0x7FFFFFFF  # multiprocessing's _maxsize of a queue without one
 _FOR_EVER_SECONDS = 1e9  # and longer: for ever
 _forks = 0  # how often this process is the child of a fork
-_watching = threading.RLock()  # decides who makes a watch
+_watching = locks.RLock()  # decides who makes a watch
 # Those that are open, by the address of their memory: all queue objects of this process for one queue have one, so that an item
 # that is kept is there for the next get() of any of them.
 _ends: weakref.WeakValueDictionary[int, _End] = weakref.WeakValueDictionary()
@@ -74,7 +74,7 @@ _ends: weakref.WeakValueDictionary[int, _End] = weakref.WeakValueDictionary()
 def _after_fork_in_child() -> None:
     global _forks, _watching, _ends
     _forks += 1
-    _watching = threading.RLock()  # another thread of the parent may have had it
+    _watching = locks.RLock()  # another thread of the parent may have had it
     _ends = weakref.WeakValueDictionary()
 
 

@@ -20,6 +20,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from cableway import client
+from cableway._core import locks
 from cableway._core.leases import Lease, lease_served
 from cableway._core.library import check, ffi, lib
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["borrow", "collect", "collect_soon", "lend", "number_of", "will_drop"]
 
-_lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+_lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
 _kept: dict[
     int, tuple[Any, Any]
 ] = {}  # by suballocation: its client, and what must not go before it
@@ -154,7 +155,7 @@ def _collect_dropped() -> None:
 
 def _after_fork_in_child() -> None:
     global _collector, _dropped, _lock, _parents
-    _collector, _dropped, _lock = None, queue.SimpleQueue(), threading.RLock()
+    _collector, _dropped, _lock = None, queue.SimpleQueue(), locks.RLock()
     _parents = frozenset(_kept)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import TYPE_CHECKING, Any
 
+from cableway._core import locks
 from cableway._executor.errors import as_reported, broken
 from cableway._pool.jobs import FINISHED, Outcome, Task, Withdrawable
 from cableway._transport import message as wire
@@ -22,12 +23,12 @@ __all__ = ["Future"]
 _PENDING, _CANCELLED = "PENDING", "CANCELLED"  # states of a Future; also FINISHED
 _LOGGER = logging.getLogger("concurrent.futures")
 
-_guard = threading.Lock()
+_guard = locks.Lock()
 
 
 def _renew_guard() -> None:
     global _guard
-    _guard = threading.Lock()
+    _guard = locks.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_guard)  # another thread of the parent may have had it

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cableway import device as devices
+from cableway._core import locks
 from cableway._core.library import check, ffi, lib
 from cableway.errors import DeviceError, Timeout
 
@@ -43,7 +44,7 @@ class Watch:
         self._fds: list[int] = []
         self._communicators: list[Any] = []
         self._over = False  # what is added from now on is aborted at once
-        self._lock = threading.RLock()  # a finaliser may come to stop it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to stop it on a thread that has it
         self._pid = os.getpid()
         self._fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         for pid in pids:
@@ -154,7 +155,7 @@ class _Joining(threading.Thread):
     def __init__(self, device: Any, make: Callable[[], Any]) -> None:
         super().__init__(name="cableway-nccl-join", daemon=True)
         self._device, self._make = device, make
-        self._lock = threading.Lock()
+        self._lock = locks.Lock()
         self._left = False
         self.made: Any = None
         self.error: Exception | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from cableway._core import locks
 from cableway._pool import interpreter_exit
 from cableway._pool.jobs import FINISHED, Job, Outcome, Source, Task, name_of
 from cableway._transport.message import APPLY
@@ -21,12 +21,12 @@ __all__ = ["AsyncResult", "MapResult"]
 
 # Decides who ends a result. One for all: it is held for some assignments. A finaliser may come to take it on a thread
 # that has it.
-_settling = threading.RLock()
+_settling = locks.RLock()
 
 
 def _renew_settling() -> None:
     global _settling
-    _settling = threading.RLock()
+    _settling = locks.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_settling)  # another thread of the parent may have had it

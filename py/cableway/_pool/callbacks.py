@@ -8,6 +8,8 @@ import threading
 from _thread import start_new_thread
 from collections.abc import Callable
 
+from cableway._core import locks
+
 __all__ = ["Callbacks"]
 
 _Callback = Callable[[], object]
@@ -21,7 +23,7 @@ class Callbacks:
         self._threads: list[int] = []  # its number, once it runs
         self._served = threading.Event()
         self._ended = False
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
 
     def run(self, callback: _Callback, then: _Callback) -> None:
         """Runs callback, and then the other one, even where callback raises. May be repeated: callback knows."""

@@ -27,7 +27,7 @@ from itertools import starmap
 from multiprocessing import util
 from typing import Any, NoReturn
 
-from cableway._core import idle_memory, imports
+from cableway._core import idle_memory, imports, locks
 from cableway._pool import chunks, interpreter_exit
 from cableway._pool.callbacks import Callbacks
 from cableway._pool.cancelled import Cancelled
@@ -121,7 +121,7 @@ class Engine:
         self.options = options
         self.context = context
         self._store = BlockStore(_KEEP_BYTES)
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
         self._over = False
         self._done = False  # it was closed, and has ended by itself
         self._feeding: set[Feeder] = set()

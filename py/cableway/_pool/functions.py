@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import threading
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cableway import _dispatch
+from cableway._core import locks
 from cableway._core.handler_errors import is_handlers
 from cableway._transport.main_module import Main, names_in, of_main
 
@@ -74,7 +74,7 @@ class Functions:
     def __init__(self, put: Callable[[int, bytes], None], main: Main | None) -> None:
         self._put = put
         self._main = main
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
         self._numbers = itertools.count(1)
         self._free = list(range(_dispatch.FUNCTION_SLOTS))
         self._by_pickle: dict[bytes, Function] = {}

@@ -30,6 +30,7 @@ from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
 
 from cableway import create
+from cableway._core import locks
 from cableway._pool import interpreter_exit
 from cableway._pool.jobs import Task, Withdrawable, name_of
 from cableway._pool.worker.member import Member, NotBegun, NotHere, Seat
@@ -98,7 +99,7 @@ class Gang(Withdrawable):
         self._words = self._array.numpy()
         self._workers = engine.spread(size)
         self._attempts = [0] * size
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
         self._left = set(range(size))
         self._results: list[Any] = [None] * size
         self._errors: dict[int, BaseException] = {}

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from cableway._core import locks
 from cableway._pool import interpreter_exit
 from cableway._pool.jobs import Job, Source, Task, name_of
 from cableway.errors import Timeout
@@ -75,7 +76,7 @@ class IMapIterator(Job):
         self._chunksize = chunksize
         self._progress = progress
         self._source: Source | None = None
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
         self.room = threading.Condition(self._lock)  # where a feeder waits
         self._come: dict[int, list[tuple[bool, Any]]] = {}  # results of tasks, not yet asked for
         self._ready: deque[tuple[bool, Any]] = deque()  # of the task that is being handed out

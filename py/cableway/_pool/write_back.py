@@ -17,12 +17,12 @@ No two write-backs under way have an element in common, whichever Pools of this 
 from __future__ import annotations
 
 import os
-import threading
 from bisect import insort
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cableway._core import locks
 from cableway._core.leases import bounds, copy_values
 from cableway.array import Array
 from cableway.transfers import overlap
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["WriteBack"]
 
 # What is under way, by address. Finalisers may come to take the lock on a thread that has it.
-_lock = threading.RLock()
+_lock = locks.RLock()
 _spans: list[tuple[int, int, int, np.ndarray[Any, Any]]] = []
 _longest = 0  # of any so far
 
@@ -41,7 +41,7 @@ _longest = 0  # of any so far
 def _after_fork_in_child() -> None:
     """What is under way is the parent's, and so may the lock be."""
     global _lock, _longest
-    _lock = threading.RLock()
+    _lock = locks.RLock()
     _spans.clear()
     _longest = 0
 

@@ -27,7 +27,6 @@ memory back when no lease is left. If the sender dies, only its lease ends: what
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from collections import deque
 from typing import Any, TypeVar
@@ -35,7 +34,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cableway import client
-from cableway._core import idle_memory
+from cableway._core import idle_memory, locks
 from cableway._core.byte_blocks import bytes_layout
 from cableway._core.leases import Lease, lease_again
 from cableway._core.library import check_again, exported, failure, ffi, keeping, lib
@@ -146,7 +145,7 @@ class BlockStore:
     def __init__(self, limit_bytes: int, *, in_transit: bool = False) -> None:
         self._limit = limit_bytes
         self._in_transit = in_transit
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
         self._free: list[Block] = []
         self._lent: deque[Block] = deque()
         self._free_bytes = 0

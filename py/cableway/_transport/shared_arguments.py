@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copyreg
 import functools
-import threading
 import types
 from collections.abc import Callable, Iterable
 from itertools import chain, islice
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from cableway._core import locks
 from cableway._transport.blocks import THRESHOLD_BYTES, Block, BlockStore
 from cableway.transfers import In
 
@@ -49,7 +49,7 @@ class Shared:
 
     def __init__(self, store: BlockStore, arrays: Iterable[np.ndarray[Any, Any]]) -> None:
         self._store = store
-        self._lock = threading.RLock()  # a finaliser may come to take it on a thread that has it
+        self._lock = locks.RLock()  # a finaliser may come to take it on a thread that has it
         self._arrays = {id(values): values for values in arrays}
         self._blocks: dict[int, Block] = {}
 

@@ -50,6 +50,7 @@ from collections.abc import Iterable
 from multiprocessing import forkserver, resource_tracker, spawn, util
 from typing import Any
 
+from cableway._core import locks
 from cableway._core.descriptors import above_stdio
 from cableway._pool.launch import forker
 
@@ -84,7 +85,7 @@ class Server:
         self._learned = False
         self._files: dict[str, list[int]] = {}
         self._modules = set(modules)  # also those that cannot be imported
-        self.lock = threading.RLock()
+        self.lock = locks.RLock()
         self._retired = False
         self._unanswered = 0
         self._report = above_stdio(lambda: os.memfd_create("cableway-pool-server", os.MFD_CLOEXEC))

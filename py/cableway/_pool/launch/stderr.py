@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 
+from cableway._core import locks
 from cableway._core.descriptors import above_stdio
 
 __all__ = ["END_SECONDS", "WAITING_BYTES", "Capture", "Outlet"]
@@ -146,7 +147,7 @@ class Capture:
         self._outlet = outlet
         self.fd, self._writing = above_stdio(lambda: os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
         self.path = f"/proc/{os.getpid()}/fd/{self._writing}"
-        self._lock = threading.Lock()
+        self._lock = locks.Lock()
         self._end = b""
         self._closed = False
 

@@ -23,10 +23,6 @@ from pool_support import LONG, nobody_collects
 import cableway as cw
 from cableway._core.handler_errors import is_handlers
 
-pytestmark = pytest.mark.skipif(
-    sys.version_info[:2] == (3, 14),
-    reason="a `with` of Python 3.14 may leave its lock locked: CPython's issue 148874, and the standard pool has it, too",
-)
 STORM = Path(__file__).parent / "alarm_storm.py"
 ALARMS = 5000 if os.environ.get("CABLEWAY_SOAK") else 400
 # Where a handler's exception cannot be raised to anybody: Python's own finalisers and callbacks. Ours are in C.

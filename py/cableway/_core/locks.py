@@ -1,0 +1,36 @@
+"""Locks that are free again when a signal's handler raises where a `with` begins.
+
+Python 3.14 looks for signals between the end of a lock's `__enter__` and the `with` that called it. What a handler raises there leaves the
+lock locked (CPython's issue 148874): of signals that came at any moment of `with lock: pass`, two in five did. An `__enter__` in Python that
+calls nothing behind `acquire` is not looked at on its way back, and it can undo what `acquire` did. Its `__exit__` stays the one in C,
+since a function in Python looks for signals when it begins. Earlier Pythons do not look there, and have their own locks.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+
+__all__ = ["Lock", "RLock"]
+
+if sys.version_info >= (3, 14):
+
+    class RLock(_thread.RLock):
+        """`threading.RLock`."""
+
+        def __enter__(self) -> bool:
+            before = self._recursion_count()
+            try:
+                self.acquire()
+            except BaseException:
+                while self._recursion_count() > before:
+                    self.release()
+                raise
+            return True
+
+    Lock = (
+        RLock  # one in C cannot be a base; who takes it gives it back, so that it may be this one
+    )
+else:
+    RLock, Lock = threading.RLock, threading.Lock

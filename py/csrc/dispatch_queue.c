@@ -274,8 +274,10 @@ static int take(QueueEnd *end, QueueItem *item, long long timeout_ns) {
             return code;
         if (kept_count(end))
             return -EAGAIN;
-        if (timeout_ns > 0)
-            timeout_ns = end_ns > now_ns() ? end_ns - now_ns() : 0;
+        if (timeout_ns > 0) {
+            int64_t left_ns = end_ns - now_ns();
+            timeout_ns = left_ns > 0 ? left_ns : 0; /* below 0 it would be for ever */
+        }
     }
 }
 

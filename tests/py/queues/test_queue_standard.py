@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue as standard
+import random
 import signal
 import time
 from typing import Any
@@ -70,3 +71,23 @@ def test_a_closed_simple_queue_is_not_empty_but_closed_as_in_the_standard_librar
 def test_a_queue_takes_one_argument_by_position(make: Any) -> None:
     with pytest.raises(TypeError):
         make(1, 2)
+
+
+def test_a_signal_at_the_end_of_a_timeout_does_not_make_it_endless() -> None:
+    """The time that is left was computed from two looks at the clock: past the end between them, it was below 0, for ever."""
+    q, chosen = cw.Queue(), random.Random(1)
+    ends = float("inf")
+
+    def late(_number: int, _frame: Any) -> None:
+        assert time.monotonic() < ends, "get() did not end"
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        for _ in range(20_000):
+            ends = time.monotonic() + 30
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 + chosen.uniform(-3e-5, 6e-5), 1)
+            with pytest.raises(standard.Empty):
+                q.get(timeout=0.0002)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

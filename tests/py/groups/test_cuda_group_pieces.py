@@ -19,6 +19,7 @@ gpus = cuda_support.for_module(devices=2)
 PIECES_FROM = (256 << 20) // 4  # elements; PIECES_BYTES of gpu_reduce.c
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("more", [0, 12_345])
 def test_a_reduction_in_pieces_has_every_element(more: int) -> None:
     def pieces(g: cw.Group, _pipe: Any) -> None:
@@ -38,6 +39,7 @@ def test_a_reduction_in_pieces_has_every_element(more: int) -> None:
     outcomes("pieces", 2, pieces, timeout=120)
 
 
+@pytest.mark.timeout(300)
 def test_fewer_bytes_and_blocks_of_a_scatter_have_every_element() -> None:
     def blocks(g: cw.Group, _pipe: Any) -> None:
         device = f"cuda:{g.rank % cuda_support.gpus_here()}"

@@ -407,6 +407,7 @@ def test_who_watches_one_name_too_many_is_told_of_its_oldest(node: tuple[Node, N
         assert told == {b"w/%d" % i for i in range(3, 3 + 2000)}
 
 
+@pytest.mark.timeout(300)
 def test_a_list_of_more_than_64_mib_is_refused_by_who_would_send_it() -> None:
     """As a list of all; those that begin with something can be had."""
     longest = 200

@@ -195,6 +195,11 @@ def python_imports_point_one_way() -> Iterator[str]:
     yield from tidy_python.imports_against_the_table({NAMES[p]: TEXTS[p] for p in FILES})
 
 
+def no_lock_stays_locked() -> Iterator[str]:
+    """A signal's handler may raise at any moment."""
+    yield from tidy_python.loops_under_locks({NAMES[p]: TEXTS[p] for p in FILES})
+
+
 def recursions_across_files_are_few() -> Iterator[str]:
     """No function calls itself by way of another file, and no module imports itself, but for those that are listed."""
     yield from tidy_recursion.recursions({NAMES[p]: TEXTS[p] for p in FILES})
@@ -426,6 +431,7 @@ RULES = [
     includes_point_one_way,
     folders_can_be_read,
     python_imports_point_one_way,
+    no_lock_stays_locked,
     recursions_across_files_are_few,
     names_are_the_fields_words,
     subjects_of_commits_are_short,

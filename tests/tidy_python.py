@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -24,7 +25,7 @@ MAY_IMPORT = {
     | ARRAYS,
     "_pool": {"_core", "_watch", "_transport", "_pool/devices", "_pool/launch", "_pool/worker"}
     | ARRAYS,
-    "_executor": {"_transport", "_pool", "errors"},
+    "_executor": {"_core", "_transport", "_pool", "errors"},
     "_joblib": {"_core", "_transport", "_pool", "_executor"} | ARRAYS,
     "_queue": {"_core", "_transport"} | ARRAYS,
     "_group": {"_core", "_cuda"} | ARRAYS,
@@ -69,3 +70,31 @@ def imports_against_the_table(texts: Mapping[str, str]) -> Iterator[str]:
             place = place_of(dotted)
             if place != folder and place.partition("/")[0] not in COMPILED and place not in allowed:
                 yield f"{name}:{line}: imports {dotted}; {folder} may import {', '.join(sorted(allowed))}"
+
+
+LOCK = re.compile(r"(self\.)?_?(\w+_)?(lock|guard|settling|watching)")
+
+
+def loops_under_locks(texts: Mapping[str, str]) -> Iterator[str]:
+    """Of the files by their names: a loop within a `with` of a lock, in which a conditional jump goes back. What a signal's handler raises
+    there leaves the lock locked from Python 3.13 on (py/cableway/_core/locks.py).
+    """
+    for name, text in texts.items():
+        if not name.endswith(".py") or not name.startswith("py/cableway/"):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.With) and LOCK.fullmatch(ast.unparse(node.items[0])):
+                for loop in ast.walk(node):
+                    if jumps_back(loop):
+                        yield f"{name}:{loop.lineno}: a loop in a `with` of a lock: let it call a function"  # type: ignore[attr-defined]
+
+
+def jumps_back(node: ast.AST) -> bool:
+    """Whether it is a loop whose next round begins by a conditional jump."""
+    if isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp)):
+        return any(part.ifs for part in node.generators)
+    if isinstance(node, ast.For):
+        last = node.body[-1]
+        bare = isinstance(last, (ast.If, ast.For, ast.While)) and not last.orelse
+        return bare or any(isinstance(part, ast.Continue) for part in ast.walk(node))
+    return isinstance(node, ast.While)

@@ -127,13 +127,18 @@ class Connection:
         with _lock:
             # Also when the default was made anew from these settings, after the broker was lost.
             if _default is self or _settings is self._settings:
-                previous = self._previous
-                while previous is not None and previous.closed:
-                    previous = previous._previous
+                previous = self._before()
                 _default = previous
                 _settings = ENVIRONMENT if previous is None else previous._settings
             self._previous = None
             self._pointer = None
+
+    def _before(self) -> Connection | None:
+        """The one that was the default before, and is open."""
+        found = self._previous
+        while found is not None and found.closed:
+            found = found._previous
+        return found
 
     def __enter__(self) -> Connection:
         self._entered = True
@@ -271,8 +276,12 @@ def forget_lost() -> None:
     with _lock:
         if _default is not None and _default.lost:
             _default = None
-        for address in [address for address, known in _others.items() if known.lost]:
+        for address in _lost():
             del _others[address]
+
+
+def _lost() -> list[str]:
+    return [address for address, known in _others.items() if known.lost]
 
 
 def _after_fork_in_child() -> None:

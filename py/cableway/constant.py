@@ -170,6 +170,18 @@ def _started(pid: int) -> int:
     return 0 if words[0] in b"ZX" else int(words[19])
 
 
+def _gone(look: bool) -> list[bytes]:
+    return [
+        ident
+        for ident, opened in list(_cache.items())
+        if opened.state != OPEN or (look and opened.maker_is_gone())
+    ]
+
+
+def _ended() -> list[_Opened]:
+    return [opened for opened in list(_opened.values()) if opened.state == CLOSED]
+
+
 def sweep() -> None:
     """Drops from this process's cache all constants whose makers are done with them, or dead."""
     global _looked
@@ -180,13 +192,8 @@ def sweep() -> None:
         look = now - _looked >= _LOOK_SECONDS
         if look:
             _looked = now
-        gone = [
-            ident
-            for ident, opened in list(_cache.items())
-            if opened.state != OPEN or (look and opened.maker_is_gone())
-        ]
-        dropped = [_cache.pop(ident, None) for ident in gone]
-        closed = [opened for opened in list(_opened.values()) if opened.state == CLOSED]
+        dropped = [_cache.pop(ident, None) for ident in _gone(look)]
+        closed = _ended()
     del dropped  # outside of the lock, as in _open
     for opened in closed:
         opened.let_go()

@@ -4,6 +4,9 @@ Python 3.14 looks for signals between the end of a lock's `__enter__` and the `w
 lock locked (CPython's issue 148874): of signals that came at any moment of `with lock: pass`, two in five did. An `__enter__` in Python that
 calls nothing behind `acquire` is not looked at on its way back, and it can undo what `acquire` did. Its `__exit__` stays the one in C,
 since a function in Python looks for signals when it begins. Earlier Pythons do not look there, and have their own locks.
+
+From Python 3.13 on what a handler raises where a conditional jump goes back in a loop leaves the `with` (or `try`) around the loop without
+its end (issue 130279). So no such loop stands in a `with` of a lock: it is a function, which the `with` calls.
 """
 
 from __future__ import annotations

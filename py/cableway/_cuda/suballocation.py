@@ -97,15 +97,19 @@ def collect() -> None:
     """Lets go of the arrays whose suballocations have ended."""
     if not _kept:
         return
-    gone = []  # goes after the lock: letting go runs the library's code
+    gone: list[Any] = []  # goes after the lock: letting go runs the library's code
     with _lock:
-        for pointer in {pointer for pointer, _ in list(_kept.values())}:
-            told = True
-            while told:
-                if _ended[0]:  # perhaps told before, when a signal's handler raised
-                    gone.append(_kept.pop(_ended[0], None))
-                    _ended[0] = 0
-                told = lib.cw_loan_next(pointer, _ended) == 0
+        _take_ended(gone)
+
+
+def _take_ended(gone: list[Any]) -> None:
+    for pointer in {pointer for pointer, _ in list(_kept.values())}:
+        told = True
+        while told:
+            if _ended[0]:  # perhaps told before, when a signal's handler raised
+                gone.append(_kept.pop(_ended[0], None))
+                _ended[0] = 0
+            told = lib.cw_loan_next(pointer, _ended) == 0
 
 
 def number_of(lease: Lease) -> int | None:

@@ -111,11 +111,14 @@ class SubmitQueue:
     def withdraw(self, job: Job | None, taken: list[Task | Source | Outcome]) -> None:
         """Takes back what waits of a job, or all that waits, but for what is being sent just now."""
         with self._lock:
-            for work in list(self.pending):
-                if job is None or job_of(work) is job:
-                    taken.append(work)  # before it waits no more: a Ctrl-C may come in between
-                    if not self._take_out(work):
-                        taken.pop()
+            self._withdraw(job, taken)
+
+    def _withdraw(self, job: Job | None, taken: list[Task | Source | Outcome]) -> None:
+        for work in list(self.pending):
+            if job is None or job_of(work) is job:
+                taken.append(work)  # before it waits no more: a Ctrl-C may come in between
+                if not self._take_out(work):
+                    taken.pop()
 
     def forget(self, works: list[Task | Source | Outcome]) -> None:
         """They wait no more. May be repeated."""

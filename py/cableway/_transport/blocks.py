@@ -163,19 +163,23 @@ class BlockStore:
         connection = client.current()
         with self._lock:
             self._look(misses=_MISSES_MIN + nbytes // _MISS_BYTES)
-            best: Block | None = None
-            for block in self._free:
-                if block.connection is not connection:
-                    continue
-                if nbytes <= block.capacity <= 2 * nbytes and (
-                    best is None or block.capacity < best.capacity
-                ):
-                    best = block
+            best = self._best(connection, nbytes)
             if best is not None:
                 self._free.remove(best)
                 self._free_bytes -= best.capacity
                 return best
         return Block(connection, _rounded(nbytes))
+
+    def _best(self, connection: client.Connection, nbytes: int) -> Block | None:
+        best: Block | None = None
+        for block in self._free:
+            if block.connection is not connection:
+                continue
+            if nbytes <= block.capacity <= 2 * nbytes and (
+                best is None or block.capacity < best.capacity
+            ):
+                best = block
+        return best
 
     def untake(self, blocks: list[Block]) -> None:
         """These were taken and never sent."""

@@ -57,6 +57,28 @@ def test_modules_that_import_each_other_are_told(late: bool, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("while x: x -= 1", True),
+        ("for x in y:\n            if x: z()", True),
+        ("for x in y:\n            if x: continue\n            z()", True),
+        ("a = [x for x in y if x]", True),
+        ("for x in y:\n            z()", False),
+        ("for x in y:\n            if x: z()\n            else: w()", False),
+        ("a = [x for x in y]", False),
+        ("a = call()", False),
+    ],
+)
+def test_loops_in_the_with_of_a_lock_are_told(body: str, told: bool) -> None:
+    text = f"def f(self):\n    with self._lock:\n        {body}\n"
+    found = list(tidy_python.loops_under_locks({"py/cableway/x.py": text}))
+    assert len(found) == told, found
+    assert not list(
+        tidy_python.loops_under_locks({"py/cableway/x.py": text.replace("_lock", "file")})
+    )
+
+
+@pytest.mark.parametrize(
     ("name", "text"),
     [
         ("ipc/array/x.c", "int cw_urge_begin(void);\n"),

@@ -341,11 +341,15 @@ def stop() -> None:
         _replaced.extend(_servers.values())
         _servers.clear()
         for server in _replaced:
-            server.retire()
-            if not server.reap(5):
-                server.kill()
-                server.reap(5)
+            _end(server)
         _replaced.clear()
+
+
+def _end(server: Server) -> None:
+    server.retire()
+    if not server.reap(5):
+        server.kill()
+        server.reap(5)
 
 
 def _state(method: str, preparation: dict[str, Any]) -> dict[str, Any]:

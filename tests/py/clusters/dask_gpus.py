@@ -32,7 +32,7 @@ import cableway as cw
 from cableway import client as connections
 from cableway._core import programs
 from cableway._cuda import interop
-from cableway._dask import gpu_objects, gpus
+from cableway._dask import gpu_objects, gpus, settings
 
 
 def made(count: int, fill: float = 1.0, log: str = "") -> cupy.ndarray:
@@ -269,7 +269,7 @@ def data_of_dask_cuda() -> None:
             assert client.submit(total, x, workers=[b]).result() == total_of(count, float(n))
         assert eventually(lambda: client.run(places) == {a: (2, 2), b: (2, 2)}), client.run(places)
         newest = xs[-1].key
-        assert client.run(is_block, newest, workers=[a])[a] == gpu_objects.shares()
+        assert client.run(is_block, newest, workers=[a])[a] == settings.shares()
         host = client.submit(c.made, 4, workers=[a])
         assert client.submit(c.total, host, workers=[b]).result() == c.total_of(4)
         assert client.run(c.look)[a]["mapped"][host.key] == 4 * MIB

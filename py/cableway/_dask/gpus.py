@@ -2,7 +2,7 @@
 
 Invariant: a block is written once, and that copy is complete before its handle is told to anybody; then it is never written again. What
 a reader gets is a copy in memory of its own, which its own library allocates: GPU memory knows no copy-on-write and no read-only
-mapping, so a view would show a task's writes to everybody. Where the user has said that no task writes (`gpu_objects.shares`), workers
+mapping, so a view would show a task's writes to everybody. Where the user has said that no task writes (`settings.shares`), workers
 get views, and a frame that lies in memory of the broker already is its own block: then nothing is copied within a GPU.
 
 Order: before a frame is copied into a block, all work of this process on its GPU is waited for, whatever stream it was given to; before a

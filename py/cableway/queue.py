@@ -35,6 +35,7 @@ What differs from the standard library, and why:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import operator
@@ -119,7 +120,7 @@ def _refusal(status: int) -> Exception:
 
 
 def _looked_at(pointer: Any) -> Any:
-    """The numbers of a queue now."""
+    """The numbers of a queue now. The caller keeps its `_End`: a thread may close the queue."""
     info = ffi.new("cw_queue_info *")
     lib.cw_queue_look_at(pointer, info)
     return info
@@ -146,11 +147,8 @@ class _Left:
         self.used = closed._end is not None
         self.info: Any = None
         self.count = 0
-        try:
-            self.count = closed._count()
-            self.info = closed._info()
-        except Error:
-            pass
+        with contextlib.suppress(Error, QueueClosed):  # another thread has closed it meanwhile
+            self.info, self.count = closed._numbers()
 
 
 class _Shared:
@@ -185,6 +183,8 @@ class _Shared:
             raise BrokerLost(
                 f"the broker that this queue was made at has ended, and this process, a child of a fork, had not opened it: {error}"
             ) from None
+        if self._memory is None:  # another thread has closed it meanwhile
+            self._end = None
         return end
 
     def _put(self, obj: Any, timeout_ns: int) -> None:
@@ -243,16 +243,23 @@ class _Shared:
                 end.plain.give_back(found)
             raise
 
+    def _numbers(self) -> tuple[Any, int]:
+        """Its numbers, and the items in it with those that this process keeps for its next get(); after close() those at that moment."""
+        try:
+            end = self._open()
+        except QueueClosed:
+            left = self._left
+            if left is None or left.info is None:
+                raise
+            return left.info, left.count
+        info = _looked_at(end.pointer)
+        return info, int(info.items) + end.plain.kept
+
     def _info(self) -> Any:
-        if self._memory is None and self._left is not None and self._left.info is not None:
-            return self._left.info
-        return _looked_at(self._open().pointer)
+        return self._numbers()[0]
 
     def _count(self) -> int:
-        """Items in it, and those that this process has taken and keeps for its next get()."""
-        if self._memory is None and self._left is not None and self._left.info is not None:
-            return self._left.count
-        return int(self._info().items) + self._open().plain.kept
+        return self._numbers()[1]
 
     def empty(self) -> bool:
         """Whether there is no item in it now."""
@@ -263,7 +270,9 @@ class _Shared:
     def close(self) -> None:
         """Ends this object's use of the queue. Its items stay for others. May be repeated."""
         if self._memory is not None:
-            self._left = _Left(self)
+            left = _Left(self)
+            if self._left is None:  # another thread may have closed it meanwhile
+                self._left = left
         self._memory = None
         self._end = None
 
@@ -297,9 +306,10 @@ class _Shared:
         return watching.Descriptor(self, True)
 
     def __getstate__(self) -> Any:
-        if self._memory is None:
+        memory = self._memory
+        if memory is None:
             raise QueueClosed(f"Queue {self!r} is closed")
-        return self._memory
+        return memory
 
     def __setstate__(self, memory: Any) -> None:
         self._memory = memory
@@ -427,15 +437,16 @@ class JoinableQueue(Queue):
         Raises:
             ValueError: it was called more often than items were put.
         """
-        check(lib.cw_queue_task_done(self._open().pointer))
+        end = self._open()  # kept: a thread may close the queue
+        check(lib.cw_queue_task_done(end.pointer))
 
     def join(self) -> None:
         """Waits until every item that was put is done."""
-        pointer = self._open().pointer
+        end = self._open()  # kept, as in task_done
         part_ns, _ = deadlines.slice_ns(math.inf)
         status = -errno.EINTR
         while status in (-errno.EINTR, -errno.ETIMEDOUT):
-            status = lib.cw_queue_wait_done(pointer, part_ns)
+            status = lib.cw_queue_wait_done(end.pointer, part_ns)
         check(status)
 
 

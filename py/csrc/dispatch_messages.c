@@ -48,6 +48,11 @@ void group_forget_messages(GroupEnd *end) {
     Py_CLEAR(end->opened);
 }
 
+/* Is it in hand still? A handler may have received it, or closed the group. */
+static int is_in_hand(const GroupEnd *end, const cw_group_message *message) {
+    return end->hand.owner && end->hand.arrival == message->arrival;
+}
+
 /* The list of a message that was given back, or a new one. */
 static PyObject *opened_of(GroupEnd *end, uint64_t number) {
     PyObject *arrival = PyLong_FromUnsignedLongLong(number);
@@ -145,22 +150,24 @@ PyObject *group_receive(PyObject *self, PyObject *args) {
     if (code)
         return group_failure(end, code);
     cw_group_message found = end->hand = message;
-    PyObject *opened = NULL, *data = Py_None;
-    if (PyErr_CheckSignals() || !(opened = opened_of(end, message.arrival))) {
-        hand_back(end);
-        return NULL;
+    PyObject *opened = opened_of(end, message.arrival), *data = Py_None;
+    if (opened) {
+        end->hand_opened = opened;
+        Py_INCREF(opened);
     }
-    end->hand_opened = opened;
     if (!fits || !as_bytes)
         Py_INCREF(data);
     else
         data = PyBytes_FromStringAndSize(message.data, (Py_ssize_t)message.size_bytes);
-    Py_INCREF(opened);
-    if ((!data || !fits) && hand_back(end))
-        Py_CLEAR(data);
-    if (!data) {
-        Py_DECREF(opened);
-        return NULL;
+    if (!opened || !data || PyErr_CheckSignals() || !is_in_hand(end, &found) ||
+        (!fits && hand_back(end))) {
+        Py_XDECREF(opened);
+        Py_XDECREF(data);
+        if (PyErr_Occurred()) {
+            hand_back(end);
+            return NULL;
+        }
+        return group_receive(self, args); /* which says if the group was closed */
     }
     return Py_BuildValue("(IiIKNN)", found.source, (int)found.tag, found.kind,
                          (unsigned long long)found.size_bytes, data, opened);

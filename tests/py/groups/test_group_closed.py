@@ -1,0 +1,68 @@
+"""What a signal's handler closes, or receives, in the midst of an operation of a group."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# A number whose look-up raises a signal in C: its handler runs where the call looks for one next, and not before.
+COMMON = """
+import ctypes, functools, pickle, signal, threading
+import numpy as np
+import cableway as cw
+from cableway._group.messages import OBJECT
+
+class Zero:
+    __index__ = staticmethod(functools.partial(ctypes.CDLL(None)["raise"], int(signal.SIGUSR1)))
+
+def once(what):
+    def handler(*_):
+        Zero.__index__ = lambda self: 0
+        what()
+    signal.signal(signal.SIGUSR1, handler)
+"""
+CLOSED = """
+g = cw.Group("closed", 1)
+g.send(list(range(1000)), 0)
+g.iprobe()
+once(g.close)
+try:
+    g._calls.receive[-1, Zero(), OBJECT, 0, 0, -1]
+except ValueError as error:
+    print(error)
+"""
+RECEIVED = """
+g = cw.Group("received", 1)
+for first in (0, 1):
+    g.send(list(range(first, 1000)), 0)
+g.iprobe()
+found = []
+once(lambda: found.append(g.recv()[0]))
+data = g._calls.receive[-1, Zero(), OBJECT, 0, 0, -1][4]
+g._calls.received[()]
+print(found, pickle.loads(data)[0], g.iprobe())
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        (CLOSED, "the group is closed: join it again\n"),
+        (RECEIVED, "[0] 1 False\n"),
+    ],
+    ids=["closed", "received"],
+)
+def test_a_handler_may_close_and_receive_in_an_operation(program: str, told: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", COMMON + program],
+        # What nobody has is gone at once, and what is freed is overwritten.
+        env={**os.environ, "CABLEWAY_CACHE_BYTES": "0", "MALLOC_PERTURB_": "165"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, told), run.stderr

@@ -96,11 +96,13 @@ int fields_of(PyObject *object, struct array_fields *out);
 
 /* ---- dispatch_elements.c ---- */
 
-/* Elements of an array, for an operation of a group; borrowed from it. */
+/* Elements of an array, for an operation of a group. The caller keeps the array, these its memory,
+ * though a thread closes the array; elements_end() ends that. */
 struct elements {
     cw_group_memory memory;
     unsigned long long count, nbytes;
-    PyObject *text; /* bytes: the dtype, the same object for the same dtype */
+    PyObject *text;  /* bytes: the dtype, the same object for the same dtype */
+    PyObject *lease; /* of an Array; else NULL */
 };
 /* What is known of layouts of Arrays: a few of them, the last ones that were told. */
 #define LAYOUTS_KNOWN 8
@@ -115,6 +117,7 @@ struct layouts_known {
  * 0: any other, or one that is refused; Python finds out. Never sets an exception. */
 int elements_of(PyObject *object, int writable, const struct layouts_known *known,
                 struct elements *out);
+void elements_end(struct elements *elements);
 /* Notes the layout of an Array; and forgets all. */
 void layouts_note(struct layouts_known *known, PyObject *layout, PyObject *text,
                   unsigned long long count);

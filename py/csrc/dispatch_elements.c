@@ -156,11 +156,15 @@ static int of_array(const struct array_fields *fields, int writable,
     if (!low || cw_array_inherited(array) || (writable && cw_array_readonly(array)))
         return 0;
     Py_ssize_t itemsize = itemsize_of(known->text[at]);
+    if (!itemsize)
+        return 0;
+    Py_INCREF(fields->lease);
     *out = (struct elements){{low + offset, array},
                              known->count[at],
                              known->count[at] * (size_t)itemsize,
-                             known->text[at]};
-    return itemsize != 0;
+                             known->text[at],
+                             fields->lease};
+    return 1;
 }
 
 /* The old calls of the buffer protocol: those that every Python with this limited API has. The
@@ -207,7 +211,7 @@ static int of_known_ndarray(const struct ndarray *array, int writable, struct el
     const unsigned long long nbytes = count * (unsigned long long)itemsize;
     if (nbytes > CW_GROUP_INLINE_MAX && array->base)
         return 0; /* it may be a view of one of ours */
-    *out = (struct elements){{array->data, NULL}, count, nbytes, text};
+    *out = (struct elements){{array->data, NULL}, count, nbytes, text, NULL};
     return 1;
 }
 
@@ -229,7 +233,7 @@ static int of_ndarray(PyObject *object, int writable, struct elements *out) {
     if (nbytes > CW_GROUP_INLINE_MAX && !owns(object))
         return 0;
     *out = (struct elements){
-        {data, NULL}, (unsigned long long)(nbytes / itemsize), (size_t)nbytes, text};
+        {data, NULL}, (unsigned long long)(nbytes / itemsize), (size_t)nbytes, text, NULL};
     return 1;
 }
 
@@ -239,4 +243,8 @@ int elements_of(PyObject *object, int writable, const struct layouts_known *know
     if ((PyObject *)Py_TYPE(object) == array_type)
         return of_ndarray(object, writable, out);
     return array_type && fields_of(object, &fields) ? of_array(&fields, writable, known, out) : 0;
+}
+
+void elements_end(struct elements *elements) {
+    Py_CLEAR(elements->lease);
 }

@@ -303,6 +303,7 @@ static int move_of(GroupEnd *end, PyObject *const *args, struct move *move) {
         if (!elements_of(args[1], receives, &end->known, &move->send))
             return 0;
         move->out = move->send;
+        move->out.lease = NULL; /* send has it */
     } else if (!elements_of(args[1], 0, &end->known, &move->send) ||
                !elements_of(args[2], 1, &end->known, &move->out))
         return 0;
@@ -331,30 +332,36 @@ static PyObject *declined(GroupEnd *end, int code) {
     return group_failure(end, code);
 }
 
-/* (kind, send, out, op, root): an operation, if both are found without Python, and fit: whether it
- * was. */
-static PyObject *end_move(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    GroupEnd *end = (GroupEnd *)self;
-    struct move move;
-    if (count != 5) {
-        PyErr_SetString(PyExc_TypeError, "move takes kind, send, out, op and root");
-        return NULL;
-    }
-    if (!move_of(end, args, &move))
-        return PyBool_FromLong(0);
-    const char *dtype = PyBytes_AsString(move.send.text);
+/* The operation, whether it was done: False: Python calls it again. */
+static PyObject *moved(GroupEnd *end, const struct move *move) {
+    const char *dtype = PyBytes_AsString(move->send.text);
     uint32_t met = cw_group_meetings(end->group);
     int code;
     end->using ++;
     Py_BEGIN_ALLOW_THREADS;
-    code = collect(end->group, move.kind, move.send.memory, move.out.memory, move.count, dtype,
-                   move.reduction, move.root);
+    code = collect(end->group, move->kind, move->send.memory, move->out.memory, move->count, dtype,
+                   move->reduction, move->root);
     Py_END_ALLOW_THREADS;
     end->using --;
     if (code && !PyErr_Occurred() && cw_group_meetings(end->group) == met)
         return code == -ETIMEDOUT ? declined(end, code)
                                   : PyBool_FromLong(0); /* Python calls it again, and tells all */
     return code ? group_failure(end, code) : PyBool_FromLong(1);
+}
+
+/* (kind, send, out, op, root): an operation, if both are found without Python, and fit: whether it
+ * was. */
+static PyObject *end_move(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    GroupEnd *end = (GroupEnd *)self;
+    struct move move = {.kind = 0};
+    if (count != 5) {
+        PyErr_SetString(PyExc_TypeError, "move takes kind, send, out, op and root");
+        return NULL;
+    }
+    PyObject *done = move_of(end, args, &move) ? moved(end, &move) : PyBool_FromLong(0);
+    elements_end(&move.send);
+    elements_end(&move.out);
+    return done;
 }
 
 /* (layout, text, count): notes a layout of Arrays whose elements are contiguous. */

@@ -26,18 +26,19 @@ class OnGpu(Elements):
     """Contiguous elements in memory of a GPU; as `Elements`, and:
 
     Attributes:
-        mine: the array of cableway that they lie in.
+        mine: the array of cableway that they lie in; a thread may close it.
+        lease: what keeps the memory.
         told: what another library says of its own memory, of which `mine` is a copy; None: it is none.
     """
 
-    __slots__ = ("mine", "told")
+    __slots__ = ("lease", "mine", "told")
 
     def __init__(self, mine: Array, told: interop.ExternalArray | None, owner: Any) -> None:
         lease, layout = mine._open_lease(), mine._layout_now()
         if isinstance(lease, leases.EvictableLease):
             lease.lend()  # its address is given out: it stays
         low, _ = lease.span()
-        self.mine, self.owner = mine, owner
+        self.mine, self.lease, self.owner = mine, lease, owner
         self.size, self.dtype, self.text = layout.size, layout.dtype, elements.text_of(layout.dtype)
         self.address = low + mine._offset if layout.size else 0
         self.array = int(ffi.cast("uintptr_t", leases.usable(lease)))

@@ -45,6 +45,32 @@ data = g._calls.receive[-1, Zero(), OBJECT, 0, 0, -1][4]
 g._calls.received[()]
 print(found, pickle.loads(data)[0], g.iprobe())
 """
+ARRAY = """
+values, begin = np.ones(1 << 17), threading.Event()
+
+def root():
+    with cw.Group("array", 2, 0) as g:
+        g.Bcast(values)
+        begin.wait()
+        g.Bcast(values)
+
+thread = threading.Thread(target=root)
+thread.start()
+with cw.Group("array", 2, 1) as g:
+    array = cw.empty(1 << 17)
+    g.Bcast(array)
+    others = []  # where that lay, if nobody has it
+
+    def closes():
+        array.close()
+        others.extend(cw.zeros(1 << 17) for _ in range(8))
+        begin.set()
+
+    once(closes)
+    g.Bcast(array, Zero())
+thread.join()
+print(array.closed, any(other.numpy().any() for other in others))
+"""
 
 
 @pytest.mark.parametrize(
@@ -52,8 +78,9 @@ print(found, pickle.loads(data)[0], g.iprobe())
     [
         (CLOSED, "the group is closed: join it again\n"),
         (RECEIVED, "[0] 1 False\n"),
+        (ARRAY, "True False\n"),
     ],
-    ids=["closed", "received"],
+    ids=["closed", "received", "array"],
 )
 def test_a_handler_may_close_and_receive_in_an_operation(program: str, told: str) -> None:
     run = subprocess.run(

@@ -107,8 +107,10 @@ def blocks_of(whole: Elements, size: int, name: str) -> int:
     """Elements of each of `size` equal blocks.
 
     Raises:
-        ValueError: they do not divide.
+        ValueError: they do not divide; or there are no members: the group is closed.
     """
+    if not size:
+        raise ValueError("the group is closed: join it again")
     if whole.size % size:
         raise ValueError(
             f"{name}: {whole.size} elements do not divide into equal blocks for {size} members"

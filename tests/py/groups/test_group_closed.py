@@ -1,12 +1,16 @@
-"""What a signal's handler closes, or receives, in the midst of an operation of a group."""
+"""What a signal's handler closes, or receives, in the midst of an operation of a group; and a group that is closed."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
+import numpy as np
 import pytest
+
+import cableway as cw
 
 # A number whose look-up raises a signal in C: its handler runs where the call looks for one next, and not before.
 COMMON = """
@@ -93,3 +97,19 @@ def test_a_handler_may_close_and_receive_in_an_operation(program: str, told: str
         check=False,
     )
     assert (run.returncode, run.stdout) == (0, told), run.stderr
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.Alltoall(np.ones(3)),
+        lambda g: g.Scatter(np.ones(3), np.ones(3)),
+        lambda g: g.Reduce_scatter(np.ones(3)),
+    ],
+    ids=["Alltoall", "Scatter", "Reduce_scatter"],
+)
+def test_a_closed_group_has_no_blocks(call: Callable[[cw.Group], object]) -> None:
+    group = cw.Group("closed", 1)
+    group.close()
+    with pytest.raises(ValueError, match="the group is closed"):
+        call(group)

@@ -209,10 +209,10 @@ def _duplicate_with_gaps(source: Array, place: str) -> Array:
         return from_host(type(source), source._exact(), place)
     layout = source._layout_now()
     raw = np.empty(layout.span, np.uint8)
-    pointer = usable(source._open_lease())
+    lease = source._open_lease()  # kept, as in _write_bytes
     check_again(
         lib.cw_array_copy_out,
-        pointer,
+        usable(lease),
         _low(source),
         ffi.from_buffer(raw),
         -1,

@@ -184,7 +184,8 @@ class _ItemEncoder(Encoder):
             )
         self._handles = _no_handles(len(order))
         for _, _, what in order:
-            pointer = what.array if isinstance(what, Block) else usable(what._open_lease())
+            lease = None if isinstance(what, Block) else what._open_lease()  # kept, as in handle()
+            pointer = what.array if lease is None else usable(lease)
             export_again(lib.cwpy_handles_add, self._handles, pointer)
         for block in self._blocks:
             block.lend()

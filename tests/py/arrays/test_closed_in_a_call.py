@@ -16,22 +16,25 @@ import pickle
 import cableway as cw
 from cableway import array as arrays
 from cableway._array import copies
+from cableway._queue import items
 
 # From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
 EVENT = "opcode" if sys.version_info < (3, 12) else "line"
-values, given = np.ones(1 << 17), cw.put("given", np.ones(1 << 17))
+values, given, queue = np.ones(1 << 17), cw.put("given", np.ones(1 << 17)), cw.Queue()
+files = copies.__file__, arrays.__file__, items.__file__
 uses = {
     "values": lambda x: x.__setitem__(..., values),
     "array": lambda x: cw.copy([(x, given)]),
     "source": lambda x: cw.copy([(given, x)]),
     "pickle": pickle.dumps,
     "device": lambda x: x.device,
+    "queue": lambda x: (queue.put([x]), queue.get_nowait()),
 }
 
 def closing(array, place):
     numbers = count()
     def look(frame, event, argument):
-        if frame.f_code.co_filename not in (copies.__file__, arrays.__file__) or frame.f_code.co_name == "close":
+        if frame.f_code.co_filename not in files or frame.f_code.co_name == "close":
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
         if event == EVENT and next(numbers) == place:
@@ -56,7 +59,7 @@ print("held")
 """
 
 
-@pytest.mark.parametrize("use", ["values", "array", "source", "pickle", "device"])
+@pytest.mark.parametrize("use", ["values", "array", "source", "pickle", "device", "queue"])
 def test_an_array_may_be_closed_between_any_two_steps_of_a_call(use: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, use],

@@ -68,7 +68,7 @@ class Connection:
 
     @property
     def pointer(self) -> Any:
-        """The `cw_client *`. A caller of the library must hold this object until the call has returned."""
+        """The `cw_client *`. A caller of the library must hold it until the call has returned: a thread may close the connection."""
         pointer = self._pointer
         if pointer is None:
             raise ValueError("the connection is closed; make a new one with cableway.connect()")
@@ -77,12 +77,12 @@ class Connection:
     @property
     def address(self) -> str:
         """Path of the broker's socket."""
-        return os.fsdecode(ffi.string(lib.cw_client_address(self.pointer)))
+        return _address(self.pointer)
 
     @property
     def namespace(self) -> str:
         """The namespace in which names are looked up."""
-        return str(ffi.string(lib.cw_client_namespace(self.pointer)), "ascii")
+        return _namespace(self.pointer)
 
     @property
     def node(self) -> str | None:
@@ -114,7 +114,8 @@ class Connection:
     @property
     def lost(self) -> bool:
         """Whether the broker is known to be gone."""
-        return self._pointer is not None and lib.cw_client_check(self._pointer) < 0
+        pointer = self._pointer
+        return pointer is not None and _lost(pointer)
 
     @property
     def closed(self) -> bool:
@@ -153,12 +154,28 @@ class Connection:
         self.close()
 
     def __repr__(self) -> str:
-        if self._pointer is None:
+        pointer = self._pointer
+        if pointer is None:
             return "<cableway.Connection closed>"
         return (
-            f"<cableway.Connection address={self.address!r} namespace={self.namespace!r} "
-            f"broker_pid={self.broker_pid}{' lost' if self.lost else ''}>"
+            f"<cableway.Connection address={_address(pointer)!r} namespace={_namespace(pointer)!r} "
+            f"broker_pid={lib.cw_client_broker_pid(pointer)}{' lost' if _lost(pointer) else ''}>"
         )
+
+
+# What a `cw_client *` tells; the text lies in it, so the pointer stays until it is read.
+
+
+def _address(pointer: Any) -> str:
+    return os.fsdecode(ffi.string(lib.cw_client_address(pointer)))
+
+
+def _namespace(pointer: Any) -> str:
+    return str(ffi.string(lib.cw_client_namespace(pointer)), "ascii")
+
+
+def _lost(pointer: Any) -> bool:
+    return bool(lib.cw_client_check(pointer) < 0)
 
 
 _lock = locks.RLock()
@@ -276,11 +293,11 @@ def forget_lost() -> None:
     with _lock:
         if _default is not None and _default.lost:
             _default = None
-        for address in _lost():
+        for address in _lost_ones():
             del _others[address]
 
 
-def _lost() -> list[str]:
+def _lost_ones() -> list[str]:
     return [address for address, known in _others.items() if known.lost]
 
 

@@ -114,9 +114,11 @@ class Group(PointToPoint):
         self._pid = os.getpid()
         self._watches: list[nccl.Watch] = []
         weakref.finalize(self, nccl.stop, self._watches)
+        pointer = connection.pointer  # stays until it has joined, though a thread closes it
         self._end = _dispatch.GroupEnd(
             connection.number, name, members, number, limit_ns, stop, spent_ns
         )
+        del pointer
         self._calls = Calls(self._end)
         self._box = Mailbox(self._calls, timeout)
 

@@ -110,7 +110,9 @@ def private_view(connection: client.Connection, handle: bytes, nbytes: int) -> n
     """
     cell, layout = LeaseCell(), bytes_layout(nbytes).c
     number = int(ffi.cast("uintptr_t", layout))
+    pointer = connection.pointer  # stays for as long as the call lasts, though a thread closes it
     check(cell.open(connection.number, handle, number, lib.CW_PRIVATE, False))
+    del pointer
     # A cffi buffer stands between: NumPy must not find the lease, since a private view has no name and no handle.
     memory = ffi.buffer(keeping(ffi.cast("char *", cell.data()), cell), nbytes)
     found = np.frombuffer(memory, "u1")

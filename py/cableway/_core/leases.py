@@ -291,7 +291,9 @@ def lease_of_handle(connection: Any, handle: bytes, layout: Any, flags: int) -> 
     lease = Lease.__new__(Lease)
     lease.cell = cells[number][1]
     address = int(ffi.cast("uintptr_t", layout_c))
+    pointer = connection.pointer  # stays for as long as the call lasts, though a thread closes it
     check(lease.cell.open(connection.number, handle, address, flags, False))
+    del pointer
     return lease
 
 

@@ -339,7 +339,9 @@ def open_into(cell: Any, handle: bytes, nbytes: int, *, private: bool = False) -
         return error
     flags = lib.CW_PRIVATE if private else 0
     number = int(ffi.cast("uintptr_t", layout))
+    pointer = connection.pointer  # stays for as long as the call lasts, though a thread closes it
     status = cell.open(connection.number, handle, number, flags, not private)
+    del pointer
     return _explained(failure(status), raw, connection) if status < 0 else None
 
 

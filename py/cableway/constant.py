@@ -93,30 +93,36 @@ class _Opened:
         return CLOSED if memory is None else int(memory[_STATE_AT])
 
     def mark(self, state: int) -> None:
-        """Stores the state, which all processes see. Only the maker calls this."""
-        self.memory[_STATE_AT] = state
+        """Stores the state, which all processes see; not where it was let go of, since it says CLOSED there. Only the maker calls this."""
+        memory = self.memory
+        if memory is not None:
+            memory[_STATE_AT] = state
 
     def value(self) -> Any:
         with self._lock:
-            if self.memory is None:
+            # Read once, in this order: a finaliser, or what is unpickled here, may let go of it in this thread.
+            value, memory = self._value, self.memory
+            if memory is None:
                 raise _closed()
-            if self._value is _NOT_YET:
-                readonly = self.memory.view()
+            if value is _NOT_YET:
+                readonly = memory.view()
                 readonly.flags.writeable = False
                 *_, begin, nbytes, count = _HEADER.unpack_from(readonly)
                 entries = _ENTRY.iter_unpack(
                     readonly[_HEADER.size : _HEADER.size + count * _ENTRY.size]
                 )
                 buffers = [memoryview(readonly[at : at + n]) for at, n in entries]
-                self._value = pickle.loads(readonly[begin : begin + nbytes], buffers=buffers)
-            return self._value
+                value = pickle.loads(readonly[begin : begin + nbytes], buffers=buffers)
+                if self.memory is not None:
+                    self._value = value
+            return value
 
     def let_go(self) -> None:
         """The constant was closed: drops object and memory, so that no handle in this process gives the object any more."""
         if self._lock.acquire(blocking=False):  # else somebody unpickles it just now
             try:
                 dropped = self._value, self.array, self.memory
-                self._value = self.array = self.memory = None
+                self.memory = self.array = self._value = None
             finally:
                 self._lock.release()
             del dropped
@@ -281,7 +287,8 @@ class Constant(Generic[_T]):
     @property
     def closed(self) -> bool:
         """Whether it was closed, here or by its maker."""
-        return self._opened is None or self._opened.state == CLOSED
+        opened = self._opened
+        return opened is None or opened.state == CLOSED
 
     def close(self) -> None:
         """In the process that made it, ends the constant for all; elsewhere, ends this handle. Objects from it stay valid. May be
@@ -334,6 +341,8 @@ class Constant(Generic[_T]):
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         """The token by which dask names this: a hash of the pickle and its buffers, equal in every process."""
         memory = self._now().memory
+        if memory is None:
+            raise _closed()
         return "cableway.Constant", hashing.digest(memory[_HEADER.size :])
 
     def __repr__(self) -> str:

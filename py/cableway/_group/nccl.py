@@ -97,9 +97,10 @@ class Watch:
 
 def stop(watches: list[Watch]) -> None:
     """Stops all of a member's, and forgets them."""
-    while watches:
-        watches[-1].stop()
-        watches.pop()
+    while last := watches[-1:]:
+        last[0].stop()
+        with contextlib.suppress(ValueError):  # another thread stops them, too
+            watches.remove(last[0])
 
 
 def _ended(fds: list[int], seconds: float) -> bool:
@@ -110,8 +111,8 @@ def _ended(fds: list[int], seconds: float) -> bool:
 
 
 def _broken(end: Any) -> bool:
-    address = end.address()
-    return not address or bool(lib.cw_group_broken(ffi.cast("cw_group *", address), ffi.NULL))
+    # Both with the GIL, so that no thread closes it in between. Of one that is closed `broken` is False.
+    return not end.address() or bool(end.broken)
 
 
 def _here(device: str | None) -> tuple[str, Any, Any, str]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cableway as cw
+from cableway._group import nccl
 
 # A number whose look-up raises a signal in C: its handler runs where the call looks for one next, and not before.
 COMMON = """
@@ -113,3 +114,18 @@ def test_a_closed_group_has_no_blocks(call: Callable[[cw.Group], object]) -> Non
     group.close()
     with pytest.raises(ValueError, match="the group is closed"):
         call(group)
+
+
+def test_what_ends_with_a_group_may_be_stopped_by_two_threads() -> None:
+    stopped, watches = [], []
+
+    class Watch:
+        def stop(self) -> None:
+            stopped.append(self)
+            if len(stopped) == 2:  # the other thread, as this one waits here
+                nccl.stop(watches)
+
+    watches.extend(Watch() for _ in range(3))
+    made = set(watches)
+    nccl.stop(watches)
+    assert set(stopped) == made and not watches

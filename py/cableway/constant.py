@@ -184,10 +184,6 @@ def _gone(look: bool) -> list[bytes]:
     ]
 
 
-def _ended() -> list[_Opened]:
-    return [opened for opened in list(_opened.values()) if opened.state == CLOSED]
-
-
 def sweep() -> None:
     """Drops from this process's cache all constants whose makers are done with them, or dead."""
     global _looked
@@ -199,10 +195,10 @@ def sweep() -> None:
         if look:
             _looked = now
         dropped = [_cache.pop(ident, None) for ident in _gone(look)]
-        closed = _ended()
     del dropped  # outside of the lock, as in _open
-    for opened in closed:
-        opened.let_go()
+    for opened in list(_opened.values()):
+        if opened.state == CLOSED:
+            opened.let_go()
 
 
 def _open(ident: bytes, state: tuple[Any, ...]) -> Constant[Any]:

@@ -217,12 +217,12 @@ class Array(Values, _dispatch.Fields):
 
     def _seen(self) -> NDArray[Any]:
         """The memory as NumPy describes it. Of a GPU array nobody may look at the elements."""
-        layout = self._layout_now()
+        lease, layout = self._open_lease(), self._layout_now()
         memory = self._memory
         if memory is None:
-            memory = self._open_lease().memory()
-        elif type(self._lease) is FixedLease:
-            self._lease.check_mapped()
+            memory = lease.memory()
+        elif type(lease) is FixedLease:
+            lease.check_mapped()
         dtype = layout.dtype
         if dtype.metadata is not None:
             dtype = words.raw(dtype)
@@ -254,6 +254,8 @@ class Array(Values, _dispatch.Fields):
             if self._layout is not None:  # it may be new, and about to be filled
                 lib.cw_array_prefault(lease.pointer)
             self._memory = lease.memory()
+            if self._lease is None:  # another thread has closed it meanwhile
+                self._memory = None
             show(lease)
         return self._seen()
 
@@ -278,10 +280,13 @@ class Array(Values, _dispatch.Fields):
     def __array_interface__(self) -> dict[str, Any]:
         if self._on_gpu():
             raise AttributeError("an array on a GPU has no __array_interface__")
-        found = self.numpy()
+        lease, found = self._open_lease(), self.numpy()
         if found.dtype.names is not None or not found.size or words.word(found.dtype):
             raise AttributeError("__array_interface__ cannot tell this array; __array__ does")
-        memory = memoryview(self._memory)  # type: ignore[arg-type]
+        seen: Any = self._memory
+        if seen is None:  # another thread has closed it meanwhile
+            seen = lease.memory()
+        memory = memoryview(seen)
         return {
             "version": 3,
             "shape": found.shape,
@@ -543,8 +548,8 @@ class Array(Values, _dispatch.Fields):
 
     def close(self) -> None:
         """Ends this handle. Views on it stay valid. May be repeated."""
+        self._lease = None  # first: who sets what follows looks at this afterwards
         self._memory = None
-        self._lease = None
         self._described = None
 
     def __enter__(self) -> Array:
@@ -557,8 +562,8 @@ class Array(Values, _dispatch.Fields):
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._lease = None  # first: who sets what follows looks at this afterwards
         self._memory = None
-        self._lease = None
         self._described = None
 
     def __copy__(self) -> Array:

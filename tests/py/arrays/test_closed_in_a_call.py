@@ -28,6 +28,8 @@ uses = {
     "source": lambda x: cw.copy([(given, x)]),
     "pickle": pickle.dumps,
     "device": lambda x: x.device,
+    "numpy": lambda x: x.numpy().sum(),
+    "asarray": lambda x: np.asarray(x).sum(),
     "queue": lambda x: (queue.put([x]), queue.get_nowait()),
 }
 
@@ -54,12 +56,15 @@ for place in count():
         sys.settrace(None)
     if not array.closed:
         break
+    assert array._memory is None, place  # it keeps no memory
 assert place > (5 if EVENT == "opcode" else 3), place
 print("held")
 """
 
 
-@pytest.mark.parametrize("use", ["values", "array", "source", "pickle", "device", "queue"])
+@pytest.mark.parametrize(
+    "use", ["values", "array", "source", "pickle", "device", "numpy", "asarray", "queue"]
+)
 def test_an_array_may_be_closed_between_any_two_steps_of_a_call(use: str) -> None:
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, use],

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from closing_support import holds_nothing_idle
 
 PROGRAM = """
 import sys
@@ -66,13 +63,4 @@ print("held")
     "use", ["values", "array", "source", "pickle", "device", "numpy", "asarray", "queue"]
 )
 def test_an_array_may_be_closed_between_any_two_steps_of_a_call(use: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, use],
-        # What nobody has is gone at once, and what is freed is overwritten.
-        env={**os.environ, "CABLEWAY_CACHE_BYTES": "0", "MALLOC_PERTURB_": "165"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (run.returncode, run.stdout) == (0, "held\n"), run.stderr
+    holds_nothing_idle(PROGRAM, use)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from closing_support import holds_nothing_idle
 
 import cableway as cw
 from cableway._group import nccl
@@ -88,16 +86,7 @@ print(array.closed, any(other.numpy().any() for other in others))
     ids=["closed", "received", "array"],
 )
 def test_a_handler_may_close_and_receive_in_an_operation(program: str, told: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", COMMON + program],
-        # What nobody has is gone at once, and what is freed is overwritten.
-        env={**os.environ, "CABLEWAY_CACHE_BYTES": "0", "MALLOC_PERTURB_": "165"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (run.returncode, run.stdout) == (0, told), run.stderr
+    holds_nothing_idle(COMMON + program, told=told)
 
 
 @pytest.mark.parametrize(

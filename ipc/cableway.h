@@ -207,7 +207,12 @@ enum cw_array_flags {
      * may then have its bytes from each other (cablewayd --fan-out). -EINVAL of another node's
      * name.
      */
-    CW_SEAL = 16384
+    CW_SEAL = 16384,
+    /*
+     * cw_array_new, in host memory, of 1 MiB or more (else -EINVAL): nothing else lies on its
+     * pages, so that cw_array_make_private() can be called. For allocators of other libraries.
+     */
+    CW_OWN_PAGES = 32768
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the
@@ -221,6 +226,14 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
  * GPU, it does nothing. Blocks for some 0.2 s a GiB; threads of the library's own may take a share.
  */
 void cw_array_prefault(cw_array *array);
+/*
+ * From now on, until its close, what is written at the addresses of an array made with CW_OWN_PAGES
+ * is seen by this process alone, and by children forked afterwards until either writes. What it
+ * held is still what others see who open it. For an array that nobody else has or will have: so a
+ * fork can be what it is with other memory. Called before the fork; asks nobody. Where it fails
+ * nothing has changed. -EINVAL, -EDQUOT.
+ */
+int cw_array_make_private(cw_array *array);
 /*
  * Adopts shared memory of somebody else (a file in /dev/shm, a memfd) as an array, without a copy.
  * fd stays the caller's. Weaker than our own memory: if its owner shrinks it, who reads gets a

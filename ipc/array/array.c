@@ -100,6 +100,7 @@ int cw_array_make(cw_client *client, struct cw_slab *slab, uint32_t block, uint6
     array->readonly = readonly;
     CW_STORE(K22, &array->fresh, 0, relaxed);
     array->cow = (struct cw_mapping){.base = NULL};
+    array->own_bytes = array->parted = 0;
     array->origin_bytes = shape->origin_bytes;
     array->evict = NULL;
     array->fixed = NULL;
@@ -230,93 +231,6 @@ int cw_found_read(cw_client *client, const struct cw_found *found, void *buffer)
     return code;
 }
 
-/* An array of a block that was just carved, whose lease it takes over, also on failure. */
-static int make_of_block(cw_client *client, struct cw_slab *slab, uint32_t block, uint64_t gen,
-                         const struct cw_shape *shape, bool pool, cw_array **out) {
-    pthread_mutex_lock(&client->lock);
-    struct cw_extent *extent = slab->locals[block].extent;
-    const struct cw_range range = {extent->offset_bytes, extent->length_bytes};
-    extent->pool = pool;
-    int code = cw_array_make(client, slab, block, gen, &range, 0, shape->span_bytes, shape, 0, out);
-    if (code)
-        cw_lease_release(client, slab, block, gen);
-    pthread_mutex_unlock(&client->lock);
-    return code;
-}
-
-int cw_array_new_here(cw_client *client, const cw_layout *layout, cw_array **out) {
-    struct cw_shape shape;
-    struct cw_slab *slab;
-    uint32_t block;
-    uint64_t gen;
-    bool clean;
-    int code = cw_client_usable(client);
-    if (code)
-        return code;
-    code = cw_layout_resolve(layout, &shape);
-    if (code)
-        return code;
-    code = cw_heap_take_here(client, &client->heap, shape.span_bytes, &slab, &block, &gen, &clean);
-    if (code)
-        return code;
-    return make_of_block(client, slab, block, gen, &shape, false, out);
-}
-
-int cw_array_new(cw_client *client, const char *device, const cw_layout *layout, uint32_t flags,
-                 cw_array **out) {
-    const struct cw_backend *backend;
-    int ordinal;
-    struct cw_shape shape;
-    if (!client || !out)
-        return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
-    if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED | CW_APART | CW_OWN_SLAB))
-        return cw_fail(-EINVAL,
-                       "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE, CW_FILLED "
-                       "and CW_APART",
-                       flags);
-    int code = cw_client_usable(client);
-    if (code == 0)
-        code = cw_backend_find(device, &backend, &ordinal);
-    if (code == 0)
-        code = cw_layout_resolve(layout, &shape);
-    if (code == 0 && flags & CW_EVICTABLE &&
-        (flags & CW_POOL || backend->device_kind != CW_DEVICE_CUDA))
-        code = cw_fail(-EINVAL, "%s",
-                       flags & CW_POOL
-                           ? "CW_POOL and CW_EVICTABLE exclude each other: another allocator's "
-                             "pool cannot move; give one of them"
-                           : "an evictable array moves to host memory when its GPU is full, so it "
-                             "must lie on a GPU; choose a GPU, or drop CW_EVICTABLE");
-    if (code)
-        return code;
-    struct cw_heap *heap;
-    struct cw_slab *slab;
-    uint32_t block;
-    uint64_t gen;
-    bool clean;
-    cw_array *array;
-    code = cw_heap_of(client, backend, ordinal, &heap);
-    if (code == 0)
-        code = cw_allocate(client, heap, shape.span_bytes, flags, &slab, &block, &gen, &clean);
-    if (code)
-        return cw_context_failure_serve(code);
-    code = make_of_block(client, slab, block, gen, &shape, flags & CW_POOL, &array);
-    if (code)
-        return code;
-    CW_STORE(K22, &array->fresh, clean && backend->device_kind == CW_DEVICE_HOST, relaxed);
-    if (flags & CW_FILLED)
-        cw_array_prefault(array);
-    if (!clean && flags & CW_ZERO)
-        code = cw_context_failure_serve(backend->zero(ordinal, array->bytes, array->size_bytes));
-    if (code == 0 && flags & CW_EVICTABLE)
-        code = cw_evict_admit(array);
-    if (code)
-        cw_array_close(array);
-    else
-        *out = array;
-    return code;
-}
-
 int cw_array_adopt(cw_client *client, int fd, uint64_t offset_bytes, const cw_layout *layout,
                    cw_array **out) {
     struct cw_shape shape;
@@ -365,13 +279,15 @@ void cw_array_close(cw_array *array) {
     struct cw_fixed *fixed = array->fixed;
     bool has_lease = fixed ? !cw_fixed_leave(array) : !array->evict || cw_evict_end(array);
     cw_cow_give(client, array->slab, array->cow_begin_bytes, &array->cow);
+    bool whole = !array->parted || cw_part_end(array->home_slab, array->own_begin_bytes,
+                                               array->own_bytes, array->bytes) == 0;
     pthread_mutex_lock(&client->lock);
     if (array->mapping)
         cw_mappings_leave(array->home_slab->mappings, array->block, array->readonly);
     client->arrays--;
     if (is_forked(client))
         cw_fork_settled(client);
-    else if (has_lease)
+    else if (has_lease && whole)
         cw_lease_release(client, array->slab, array->block, array->gen);
     recycle(client, array);
     pthread_mutex_unlock(&client->lock);

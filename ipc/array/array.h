@@ -63,9 +63,11 @@ struct cw_array {
                                  * slab, home_slab, bytes and data are NULL */
     struct cw_fixed *fixed;     /* NULL: its memory is the same as long as it is open */
     cw_array *fixed_next;
-    const struct cw_location *location; /* of evict or fixed; NULL: where its slab lies */
-    struct cw_mapping cow;              /* CW_PRIVATE: where bytes lie; else base NULL */
-    uint64_t cow_begin_bytes;           /* in the slab */
+    const struct cw_location *location;  /* of evict or fixed; NULL: where its slab lies */
+    struct cw_mapping cow;               /* CW_PRIVATE: where bytes lie; else base NULL */
+    uint64_t cow_begin_bytes;            /* in the slab */
+    uint64_t own_begin_bytes, own_bytes; /* CW_OWN_PAGES: its pages, in the slab; else 0 */
+    bool parted;                         /* they are copy-on-write */
     int64_t *shape, *strides;
     char *dtype;
     void *spill; /* where they lie if they do not fit below */

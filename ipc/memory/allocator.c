@@ -35,7 +35,6 @@
 #include "shm/base/number.h"
 
 #define CW_LARGE_ALIGN_BYTES 4096u /* of blocks from CW_LARGE_BYTES on */
-#define CW_LARGE_BYTES       (1ull << 20)
 
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */

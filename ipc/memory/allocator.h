@@ -12,6 +12,8 @@
 #include "ipc/memory/backend.h"
 #include "ipc/memory/slab.h"
 
+#define CW_LARGE_BYTES (1ull << 20) /* blocks of so many begin with a page */
+
 struct cw_heap { /* allocation on one device */
     const struct cw_backend *backend;
     int device;

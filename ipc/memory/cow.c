@@ -16,6 +16,12 @@
  * others have mapped copy-on-write: who lends it does not use it again before its last lease has
  * ended, which is when the broker says so.
  *
+ * A part of the slab's own mapping is made copy-on-write where an array is the only one on its
+ * pages here and a fork comes (CW_OWN_PAGES): then neither process sees what the other writes. Its
+ * close puts the slab's pages there again, before the block can be another array's; where that
+ * fails, the block stays held for good. The slab's file is here for that, since a fork may not wait
+ * for the broker.
+ *
  * Owner: the array, or client->lock for the spares. A forked child has its own copy, by the kernel:
  * neither side sees what the other writes. If this process dies nothing is left, and if the broker
  * or the slab's maker dies mappings stay.
@@ -140,8 +146,43 @@ void cw_cow_keep_file(cw_client *client, const struct cw_slab *slab, int fd) {
     *file = (struct cw_cow_file){.slab = slab, .fd = fd};
 }
 
+int cw_part_prepare(cw_client *client, struct cw_slab *slab) {
+    if (slab->own_file >= 0)
+        return 0;
+    int fd, code = cw_slab_file(client, slab, &fd);
+    if (code)
+        return code;
+    if (slab->own_file < 0)
+        slab->own_file = fd;
+    else
+        close(fd); /* another thread was quicker, while the broker was asked */
+    return 0;
+}
+
+static int put_over(const struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                    void *address, int how) {
+    void *base = mmap(address, size_bytes, PROT_READ | PROT_WRITE, how | MAP_FIXED, slab->own_file,
+                      (off_t)begin_bytes);
+    return base == MAP_FAILED ? cw_fail(-EDQUOT, "mapping %llu bytes anew failed: %m",
+                                        (unsigned long long)size_bytes)
+                              : 0;
+}
+
+int cw_part_begin(const struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                  void *address) {
+    /* Not reserved, as in host.c. */
+    return put_over(slab, begin_bytes, size_bytes, address, MAP_PRIVATE | MAP_NORESERVE);
+}
+
+int cw_part_end(const struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                void *address) {
+    return put_over(slab, begin_bytes, size_bytes, address, MAP_SHARED);
+}
+
 void cw_cow_forget(cw_client *client, const struct cw_slab *slab) {
     struct cw_spares *spares = &client->spares;
+    if (slab->own_file >= 0)
+        close(slab->own_file);
     for (uint32_t i = 0; i < CW_COW_FILES_MAX; i++)
         if (spares->files[i].slab == slab)
             drop_file(&spares->files[i]);

@@ -1,5 +1,6 @@
 /*
- * Copy-on-write mappings (CW_PRIVATE) and the spare ones.
+ * Copy-on-write mappings (CW_PRIVATE) and the spare ones; and parts of a slab's mapping that are
+ * copy-on-write for a while (CW_OWN_PAGES).
  */
 #ifndef CW_IPC_MEMORY_COW_H
 #define CW_IPC_MEMORY_COW_H
@@ -46,6 +47,15 @@ int cw_cow_take(cw_client *client, struct cw_slab *slab, uint64_t begin_bytes, u
  * the lock; the array's lease stands. begin_bytes: in the slab. */
 void cw_cow_give(cw_client *client, const struct cw_slab *slab, uint64_t begin_bytes,
                  struct cw_mapping *mapping);
+/* Has the slab's file here as long as the slab is, for the next two, which ask nobody. The caller
+ * holds the lock. */
+int cw_part_prepare(cw_client *client, struct cw_slab *slab);
+/* Whole pages of the slab's mapping, at address, become copy-on-write (CW_OWN_PAGES), and the
+ * slab's again. Without the lock; an array's lease on all that lies there stands. */
+int cw_part_begin(const struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                  void *address);
+int cw_part_end(const struct cw_slab *slab, uint64_t begin_bytes, uint64_t size_bytes,
+                void *address);
 /* Ends the slab's spare mappings, before it is freed. The caller holds the lock. */
 void cw_cow_forget(cw_client *client, const struct cw_slab *slab);
 

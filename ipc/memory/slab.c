@@ -168,6 +168,7 @@ static int slab_new(cw_client *client, const struct cw_slab_info *info, struct c
         }
     }
     slab->id = info->slab;
+    slab->own_file = -1;
     slab->capacity = info->blocks;
     slab->size_bytes = info->size_bytes;
     slab->flags = info->flags;

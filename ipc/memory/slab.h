@@ -44,6 +44,7 @@ struct cw_slab {
     struct cw_mapping rw;         /* of a GPU; base NULL: not mapped */
     struct cw_mappings *mappings; /* of host memory, shared with this process's other clients */
     struct cw_local *locals;      /* capacity of them */
+    int own_file;                 /* for parts that are copy-on-write (cow.h); -1: not here */
     uint32_t held;                /* blocks with a lease of ours */
     struct cw_slab *hash_next;
     struct cw_slab *idle_prev, *idle_next;

@@ -1,5 +1,5 @@
-"""CFFI build of cableway._cableway: its cdef is the text of ipc/cableway.h, csrc/extra.h and
-csrc/hooks.h.
+"""CFFI build of cableway._cableway: its cdef is the text of ipc/cableway.h, csrc/extra.h,
+and those of csrc/allocators.
 
 CFFI reads plain declarations: what only the preprocessor understands is stripped here. The C
 compiler then sees the headers themselves, so the two cannot disagree.
@@ -12,6 +12,7 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
+ALLOCATORS = ("allocators/hooks", "allocators/numpy_memory")
 
 
 def build_dir() -> Path:
@@ -43,7 +44,7 @@ def declarations(header: str) -> str:
 
 
 def extra_declarations(source: str) -> str:
-    """The prototypes between the two `cdef` marks of csrc/extra.h or csrc/hooks.h."""
+    """The prototypes between the two `cdef` marks of csrc/extra.h or one of csrc/allocators."""
     text = source.split("/* cdef begins */")[1].split("/* cdef ends */")[0]
     return re.sub(r"^static ", "", declarations(text), flags=re.M)
 
@@ -54,21 +55,27 @@ def make() -> FFI:
     ffi = FFI()
     ffi.cdef(declarations((header_dir() / "ipc" / "cableway.h").read_text()))
     ffi.cdef(extra_declarations(extra))
-    ffi.cdef(extra_declarations((HERE / "csrc" / "hooks.h").read_text()))
+    for name in ALLOCATORS:
+        ffi.cdef(extra_declarations((HERE / "csrc" / f"{name}.h").read_text()))
     ffi.set_source(
         "cableway._cableway",
-        '#include "ipc/cableway.h"\n#include "extra.h"\n#include "hooks.h"\n',
-        sources=["csrc/hooks.c"],
+        "".join(f'#include "{name}.h"\n' for name in ("ipc/cableway", "extra", *ALLOCATORS)),
+        sources=[f"csrc/{name}.c" for name in ALLOCATORS],
         extra_compile_args=["-O2"],  # as in setup.py
         include_dirs=[str(header_dir()), str(HERE / "csrc")],
         depends=[
             str(build_dir() / "libcableway-python.so.0"),
             str(header_dir() / "ipc" / "cableway.h"),
             str(HERE / "csrc" / "extra.h"),
-            str(HERE / "csrc" / "hooks.h"),
+            *(str(HERE / "csrc" / f"{name}.h") for name in ALLOCATORS),
         ],
         define_macros=[("Py_LIMITED_API", "0x030a0000"), ("_GNU_SOURCE", None)],
-        extra_link_args=[str(build_dir() / "libcableway-python.so.0"), "-Wl,-rpath,$ORIGIN"],
+        # Never unloaded: it has a fork handler.
+        extra_link_args=[
+            str(build_dir() / "libcableway-python.so.0"),
+            "-Wl,-rpath,$ORIGIN",
+            "-Wl,-z,nodelete",
+        ],
         libraries=["pthread", "dl"],
         py_limited_api=True,
     )

@@ -1,4 +1,4 @@
-"""The module that CFFI compiles: the functions of ipc/cableway.h, csrc/extra.h and csrc/hooks.h."""
+"""The module that CFFI compiles: the functions of ipc/cableway.h, csrc/extra.h and csrc/allocators."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
 /*
- * hooks.h: memory of ours for the allocators of GPU libraries (CuPy, PyTorch, Numba).
+ * allocators/hooks.h: memory of ours for the allocators of GPU libraries (CuPy, PyTorch, Numba).
  *
  * Part of the CFFI module, since a process must have one libcableway. The text between the marks is
  * also the cdef. The two functions with streams have the signatures of PyTorch's pluggable

@@ -85,12 +85,16 @@ def framed(obj: object, context: dict[str, Any] | None, whole: bool) -> Serializ
 
 
 def pack(
-    found: Serialized, key: str | None, writeable: Collection[int] | None = None
+    found: Serialized,
+    key: str | None,
+    writeable: Collection[int] | None = None,
+    lies_in: blocks.Block | None = None,
 ) -> Record | None:
     """Copies the large frames of an object into blocks. None: it has none, or there is no memory for them.
 
     Args:
         writeable: the places of those frames that the object may write to; None: as the frames say.
+        lies_in: the block in which its one large frame lies; else it is copied.
     """
     connection = node.established()
     if connection is None:
@@ -105,7 +109,7 @@ def pack(
             if nbytes(frame) < least:
                 small.append(bytes(frame))
             else:
-                block = blocks.copied(connection, frame)
+                block = lies_in or blocks.copied(connection, frame)
                 may = not memoryview(frame).readonly if writeable is None else place in writeable
                 large.append((place, block, may))
     except LimitExceeded as error:

@@ -18,16 +18,18 @@ import weakref
 from typing import Any, NamedTuple
 
 from cableway import client
-from cableway._core import idle_memory, programs
+from cableway._core import idle_memory, numpy_memory, programs
 from cableway._dask import records
 
 __all__ = [
+    "ALLOCATE_FRACTION",
     "LOOK_SECONDS",
     "SHARED_SPILL_FRACTION",
     "Store",
     "collect_soon",
     "held",
     "oldest_shared",
+    "own_bytes",
     "parts",
     "private_bytes",
     "store",
@@ -35,6 +37,7 @@ __all__ = [
 
 LOOK_SECONDS = 2.0
 SHARED_SPILL_FRACTION = 0.7
+ALLOCATE_FRACTION = 0.5  # of it in use: tasks' arrays lie in private memory (`cableway.allocate`)
 _ASK_SECONDS = 10.0
 
 
@@ -54,6 +57,11 @@ def private_bytes(pid: int | str = "self") -> int:
             if name in found:
                 found[name] = int(value.split()[0]) << 10  # kB
     return found["VmRSS"] - found["RssShmem"]
+
+
+def own_bytes() -> int:
+    """The same of this process, with its memory of ours that nobody else has (`cableway.allocate`)."""
+    return private_bytes() + numpy_memory.used_bytes()
 
 
 class Store(NamedTuple):

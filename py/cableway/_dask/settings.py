@@ -13,7 +13,14 @@ from typing import Any
 import dask.config
 from dask.utils import parse_bytes
 
-__all__ = ["bridge_threshold_bytes", "check", "keep_bytes", "shares", "threshold_bytes"]
+__all__ = [
+    "allocates",
+    "bridge_threshold_bytes",
+    "check",
+    "keep_bytes",
+    "shares",
+    "threshold_bytes",
+]
 
 logger = logging.getLogger("cableway.dask")
 
@@ -22,6 +29,7 @@ _DEFAULTS: dict[str, Any] = {
     "bridge-threshold": "8 MiB",
     "gpu-keep": "1 GiB",
     "gpu-share": False,
+    "allocate": False,
 }
 
 
@@ -49,6 +57,11 @@ def keep_bytes() -> int:
 def shares() -> bool:
     """Whether the workers of a GPU use one copy: `cableway.gpu-share`."""
     return bool(_usable("gpu-share", _setting("gpu-share")))
+
+
+def allocates() -> bool:
+    """Whether large arrays of tasks lie in shared memory from the beginning: `cableway.allocate`."""
+    return bool(_usable("allocate", _setting("allocate")))
 
 
 def check() -> None:
@@ -84,7 +97,7 @@ def _remembered(name: str, setting: Any) -> int:
 def _read(name: str, setting: Any) -> int:
     variable = f"DASK_CABLEWAY__{name.upper().replace('-', '_')}"
     what = f"cableway.{name} in Dask's configuration ({variable} in the environment) is {setting!r}"
-    if name == "gpu-share":
+    if isinstance(_DEFAULTS[name], bool):
         if not isinstance(setting, bool):
             raise ValueError(f"{what}: write true or false")
         return setting

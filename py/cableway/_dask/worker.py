@@ -16,8 +16,9 @@ from dask.typing import Key
 from tornado.ioloop import PeriodicCallback
 
 from cableway import client
-from cableway._core import idle_memory
+from cableway._core import idle_memory, numpy_memory
 from cableway._dask import (
+    allocated,
     blocks,
     family,
     gpu_objects,
@@ -27,6 +28,7 @@ from cableway._dask import (
     node,
     records,
     same,
+    settings,
     spilling,
 )
 from cableway._dask.records import Record
@@ -139,23 +141,41 @@ def attach(worker: Any) -> None:
     if found is not None:
         names.prepare(found)
     original, served = worker.handlers["get_data"], Served(worker)
+    allocates = settings.allocates()
 
     def get_data(
         comm: Any, keys: Any, who: str | None = None, serializers: list[str] | None = None
     ) -> Any:  # a coroutine
         comm.worker = served
+        if allocates:
+            allocated.publish(worker.data, keys, comm)
         return original(comm, keys, who=who, serializers=serializers)
 
     worker.handlers["get_data"] = get_data
     worker.plugins["cableway"] = served
     _leave_out_of_bandwidth(worker)
-    worker.monitor.get_process_memory = memory.private_bytes
+    worker.monitor.get_process_memory = memory.own_bytes
+    if allocates:
+        _allocate(worker)
     worker.metrics["cableway"] = _metrics
     fast = getattr(worker.data, "fast", None)
     if hasattr(fast, "weight") and hasattr(fast, "order"):
         _budget(fast)
         spilling.attach(worker.data, served)
     _look_often(worker, fast)
+
+
+def _allocate(worker: Any) -> None:
+    """Tasks' arrays lie in shared memory from the beginning. Dask runs each task in the context of its own."""
+    original = worker.execute
+
+    async def execute(*args: Any, **others: Any) -> Any:
+        found = node.established()
+        if found is not None:
+            numpy_memory.use(found, settings.threshold_bytes())
+        return await original(*args, **others)
+
+    worker.execute = execute
 
 
 def _leave_out_of_bandwidth(worker: Any) -> None:
@@ -181,7 +201,7 @@ def _metrics(worker: Any) -> dict[str, Any] | None:
         "instance": str(found.instance),
         "node": socket.gethostname(),
         "mapped_bytes": sum(map(records.mapped_bytes, values)),
-        "private_bytes": memory.private_bytes(),
+        "private_bytes": memory.own_bytes(),
         "store": list(_stores.get(worker, memory.Store(0, 0))),
     }
 
@@ -210,9 +230,10 @@ def _look_often(worker: Any, fast: Any) -> None:
         if gpus.used():
             await loop.run_in_executor(names.pool(), gpus.collect)
         spills = hasattr(fast, "order") and memory.oldest_shared(fast) is not None
-        if found is None or not (spills or blocks.made()):
+        if found is None or not (spills or blocks.made() or numpy_memory.used_bytes()):
             return
         said = _stores[found] = await loop.run_in_executor(None, memory.store)
+        numpy_memory.allow(said.used <= memory.ALLOCATE_FRACTION * said.limit)
         excess_bytes = said.used - int(memory.SHARED_SPILL_FRACTION * said.limit)
         if said.limit and excess_bytes > 0 and not idle_memory.give_up() and spills:
             await _spill(fast, excess_bytes)

@@ -17,6 +17,7 @@ import cableway.dask  # noqa: F401 - before the cluster is made
 from cableway._dask import memory, node, records
 
 MIB = 1 << 20
+kept: list[Any] = []  # by tasks, in a worker
 
 dask.config.set(
     {"distributed.comm.timeouts.connect": "120s", "distributed.deploy.lost-worker-timeout": "120s"}

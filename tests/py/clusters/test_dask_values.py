@@ -1,4 +1,5 @@
-"""cableway.dask: the first bytes on every route, handles after the broker's death, memory that goes back, and settings.
+"""cableway.dask: the first bytes on every route, handles after the broker's death, memory that goes back, tasks' arrays in shared memory
+from the beginning (`cableway.allocate`), and settings.
 
 Runs in `make test-more`.
 """
@@ -9,11 +10,32 @@ import pytest
 from dask_runs import interpreter, limit, run, run_words
 
 pytestmark = limit()
+ALLOCATE = {"DASK_CABLEWAY__ALLOCATE": "true"}
 
 
+@pytest.mark.parametrize("environment", [{}, ALLOCATE], ids=["", "allocate"])
 @pytest.mark.parametrize("name", ["first_bytes", "comes_back", "names_go_with_blocks"])
-def test_dask_has(name, tmp_path):
-    run("dask_values.py", name, tmp_path, {})
+def test_dask_has(name, environment, tmp_path):
+    run("dask_values.py", name, tmp_path, environment)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nothing_is_copied",
+        "orders_and_types",
+        "what_somebody_has_is_copied",
+        "a_running_task_has_its_argument",
+        "tasks_may_fork",
+        "many_at_once",
+    ],
+)
+def test_allocated_arrays_are(name, tmp_path):
+    run("dask_allocated.py", name, tmp_path, ALLOCATE)
+
+
+def test_allocated_arrays_without_room(tmp_path):
+    run("dask_allocated.py", "full_memory", tmp_path, {**ALLOCATE, "CABLEWAY_MAX_BYTES": "64 MiB"})
 
 
 def test_memory_goes_back(tmp_path):
@@ -35,10 +57,11 @@ def test_a_bad_setting_after_the_import_ends_nothing(tmp_path):
     assert "which is no size" in printed, printed
 
 
-def test_a_bad_setting_of_sharing_is_named(tmp_path):
+@pytest.mark.parametrize("name", ["GPU_SHARE", "ALLOCATE"])
+def test_a_bad_switch_is_named(name, tmp_path):
     words = [interpreter(), "-c", "import cableway.dask"]
-    _, errors = run_words(words, tmp_path, {"DASK_CABLEWAY__GPU_SHARE": "often"}, fails=True)
-    assert "DASK_CABLEWAY__GPU_SHARE" in errors and "is 'often': write true or false" in errors
+    _, errors = run_words(words, tmp_path, {f"DASK_CABLEWAY__{name}": "often"}, fails=True)
+    assert f"DASK_CABLEWAY__{name}" in errors and "is 'often': write true or false" in errors
 
 
 def test_shared_bytes_takes_objects(tmp_path):

@@ -1,10 +1,14 @@
-"""cableway.ray: values, one copy a node, and who may write. Each test is a function of ray_programs.py or ray_torch.py. Runs in `make test-more`."""
+"""cableway.ray: values, one copy a node, who may write, and between nodes. Each test is a function of ray_programs.py, ray_torch.py or
+ray_nodes.py. Runs in `make test-more`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 
+import bridge_support
 import pytest
 from dask_runs import ROOT, interpreter, limit
 from ray_runs import PLACE, SECONDS, run
@@ -57,3 +61,19 @@ def test_examples_of_its_page_in_the_reference(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import doctest, cableway.ray\nprint(doctest.testmod(cableway.ray))\n")
     assert re.match(r"TestResults\(failed=0, attempted=[1-9]", run(program, tmp_path))
+
+
+@pytest.mark.skipif(bool(bridge_support.lacking()), reason=bridge_support.lacking())
+@pytest.mark.parametrize(
+    ("name", "may_read"),
+    [("once_a_node", "ray/*"), ("maker_killed", "ray/*"), ("refused", "other/*")],
+)
+def test_between_nodes(name, may_read, tmp_path):
+    with bridge_support.net("a", "b") as made:
+        made.acquaint("--read", may_read)
+        made.start()
+        told = {
+            node: {key: of.environment[key] for key in ("CABLEWAY_DIR", "CABLEWAY_NODE_DIR")}
+            for node, of in made.nodes.items()
+        }
+        assert run("ray_nodes.py", tmp_path, name, json.dumps(told)).endswith("well\n")

@@ -1,7 +1,7 @@
 # The Python package: a wheel from py/ and the built C parts, installed into the virtual environment.
 # PACKAGE is the stamp of the installation, SITE that of one beside it (for sanitizer builds).
 
-PY_SRC := $(wildcard py/*.py py/*.toml py/csrc/*.* py/csrc/dlpack/* docs/man/*.[1-9]) $(shell find py/cableway -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.html') ipc/cableway.h LICENSE
+PY_SRC := $(wildcard py/*.py py/*.toml py/csrc/*.* py/csrc/*/* docs/man/*.[1-9]) $(shell find py/cableway -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.html') ipc/cableway.h LICENSE
 RAW_WHEEL := $(BUILD)/wheel/made.stamp
 PACKAGE := $(VENV)/package.stamp
 SITE := $(BUILD)/site/made.stamp

@@ -18,8 +18,9 @@
  * inherited. If this process dies its leases go; what others opened stays. If the broker dies
  * memory stays as it is, and new arrays come from beneath.
  *
- * Owner: the lock, which is not held while the broker is asked. NumPy may call from any thread,
- * with the GIL or without: nothing here needs it.
+ * Owner: the lock, which is not held while the broker is asked. NumPy calls from any thread, mostly
+ * with the GIL, so nothing here takes long: pages come as they are written, when NumPy holds it no
+ * more.
  */
 #include "numpy_memory.h"
 
@@ -33,7 +34,8 @@
 #define BUCKETS      1024u
 #define LEAST_BYTES  (1ull << 20) /* of an array with CW_OWN_PAGES */
 #define PAGE         4096u
-#define REFUSED_NS   1000000000ll /* for which nothing is asked for after that was refused */
+#define ZEROS_BYTES  (64ull << 20) /* of a calloc(): used memory is cleared at once, some 6 ms */
+#define REFUSED_NS   1000000000ll  /* for which nothing is asked for after that was refused */
 #define HANDLER_NAME "cableway"
 #define API_VERSION  1
 
@@ -134,14 +136,14 @@ static bool is_ours(uint64_t size_bytes) {
 
 static void *numpy_malloc(void *context, size_t size) {
     (void)context;
-    struct piece *piece = is_ours(size) ? make(size, CW_FILLED) : NULL;
+    struct piece *piece = is_ours(size) ? make(size, 0) : NULL;
     return piece ? piece->memory : beneath->malloc(beneath->context, size);
 }
 
 static void *numpy_calloc(void *context, size_t number, size_t size) {
     (void)context;
     size_t whole;
-    if (__builtin_mul_overflow(number, size, &whole) || !is_ours(whole))
+    if (__builtin_mul_overflow(number, size, &whole) || !is_ours(whole) || whole > ZEROS_BYTES)
         return beneath->calloc(beneath->context, number, size);
     struct piece *piece = make(whole, CW_ZERO);
     return piece ? piece->memory : beneath->calloc(beneath->context, number, size);

@@ -45,8 +45,8 @@ node.has_data = lambda: True  # tests of connections make no worker
 counts = {"sent": 0, "came": 0}
 
 def counted(what, call):
-    def count(*arguments):
-        found = call(*arguments)
+    def count(*arguments, **options):
+        found = call(*arguments, **options)
         counts[what] += found is not None
         return found
     return count

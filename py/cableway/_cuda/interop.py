@@ -122,6 +122,10 @@ class ExternalArray:
         self.whole = told.get("version", 0) < 3
         if self.whole and _is_torch(owner):
             self.stream, self.whole = _stream_of(owner), False
+        elif self.stream is None and not self.whole:
+            # It says that nobody need wait. Numba says so of its default stream, where a copy from host memory may go on after the
+            # call that began it (CUDA's "API synchronization behavior"); its own work comes after that by itself, and ours does not.
+            self.stream = _LEGACY_STREAM
         if self.stream == 0:
             raise ValueError(
                 "__cuda_array_interface__ names the stream 0, which is ambiguous; "

@@ -73,6 +73,43 @@ def test_arrays_of_a_library_come_in_with_one_copy(script):
     )
 
 
+def test_who_names_no_stream_is_followed_all_the_same(script):
+    """Numba names none for its default stream, and a copy from host memory goes on there when its call has returned."""
+    script(
+        library("""
+        import time
+        late = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: time.sleep(0.2))
+        def later(foreign, values):
+            "In the default stream, behind something that takes a while."
+            context = ctypes.c_void_p()
+            call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+            call("cuCtxPushCurrent_v2", context)
+            call("cuLaunchHostFunc", None, late, None)
+            call("cuMemcpyHtoDAsync_v2", foreign.address, ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes), None)
+            call("cuCtxPopCurrent_v2", ctypes.byref(context))
+        old, new = np.zeros((4, 5)), np.arange(20.0).reshape(4, 5)
+        for told in ({"stream": None}, {}, {"stream": 1}):
+            foreign = Foreign(old, **told)
+            later(foreign, new)
+            got = cw.asarray(foreign).to("cpu").numpy()
+            time.sleep(0.4)  # what is late has come, before anything ends
+            assert (got == new).all(), told
+            later(foreign, new + 1)
+            w = cw.zeros(new.shape, device="cuda:0")
+            w[...] = foreign
+            time.sleep(0.4)
+            assert (w.to("cpu").numpy() == new + 1).all(), told
+            later(foreign, new + 2)
+            same = cw.asarray(foreign, copy=False)
+            same[0] = 7
+            time.sleep(0.4)
+            expected = new + 2
+            expected[0] = 7
+            assert (same.to("cpu").numpy() == expected).all(), told
+        """)
+    )
+
+
 def test_what_cannot_come_in_is_refused_with_the_reason(script):
     script(
         library("""

@@ -212,7 +212,13 @@ enum cw_array_flags {
      * cw_array_new, in host memory, of 1 MiB or more (else -EINVAL): nothing else lies on its
      * pages, so that cw_array_make_private() can be called. For allocators of other libraries.
      */
-    CW_OWN_PAGES = 32768
+    CW_OWN_PAGES = 32768,
+    /*
+     * cw_array_new, in host memory, of 1 MiB or more (else -EINVAL): only in memory of this client
+     * that an array had before, where that is free: its pages are there, so it costs no time.
+     * -EAGAIN, without a sentence: there is none; nobody was asked.
+     */
+    CW_REUSED = 65536
 };
 /*
  * Allocates an unnamed array on device ("cpu"). The caller owns *out: cw_array_close(). Asks the

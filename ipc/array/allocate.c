@@ -104,7 +104,8 @@ int cw_array_new_here(cw_client *client, const cw_layout *layout, cw_array **out
     code = cw_layout_resolve(layout, &shape);
     if (code)
         return code;
-    code = cw_heap_take_here(client, &client->heap, shape.span_bytes, &slab, &block, &gen, &clean);
+    code = cw_heap_take_here(client, &client->heap, shape.span_bytes, false, &slab, &block, &gen,
+                             &clean);
     if (code)
         return code;
     return make_of_block(client, slab, block, gen, &shape, 0, out);
@@ -118,10 +119,10 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     if (!client || !out)
         return cw_fail(-EINVAL, "a client and a place for the array are needed, NULL was given");
     if (flags & ~(uint32_t)(CW_ZERO | CW_POOL | CW_EVICTABLE | CW_FILLED | CW_APART | CW_OWN_PAGES |
-                            CW_OWN_SLAB))
+                            CW_REUSED | CW_OWN_SLAB))
         return cw_fail(-EINVAL,
                        "flags 0x%x: cw_array_new knows CW_ZERO, CW_POOL, CW_EVICTABLE, CW_FILLED, "
-                       "CW_APART and CW_OWN_PAGES",
+                       "CW_APART, CW_OWN_PAGES and CW_REUSED",
                        flags);
     int code = cw_client_usable(client);
     if (code == 0)
@@ -136,11 +137,12 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
                              "pool cannot move; give one of them"
                            : "an evictable array moves to host memory when its GPU is full, so it "
                              "must lie on a GPU; choose a GPU, or drop CW_EVICTABLE");
-    if (code == 0 && flags & CW_OWN_PAGES &&
+    if (code == 0 && flags & (CW_OWN_PAGES | CW_REUSED) &&
         (backend->device_kind != CW_DEVICE_HOST || shape.span_bytes < CW_LARGE_BYTES))
         code = cw_fail(-EINVAL,
-                       "CW_OWN_PAGES is for arrays of %llu bytes and more in host memory, and this "
-                       "one has %llu on %s: drop it, or choose the device \"cpu\"",
+                       "CW_OWN_PAGES and CW_REUSED are for arrays of %llu bytes and more in host "
+                       "memory, and this one has %llu on %s: drop them, or choose the device "
+                       "\"cpu\"",
                        (unsigned long long)CW_LARGE_BYTES, (unsigned long long)shape.span_bytes,
                        device);
     if (code)
@@ -156,7 +158,9 @@ int cw_array_new(cw_client *client, const char *device, const cw_layout *layout,
     cw_array *array;
     code = cw_heap_of(client, backend, ordinal, &heap);
     if (code == 0)
-        code = cw_allocate(client, heap, size_bytes, flags, &slab, &block, &gen, &clean);
+        code = flags & CW_REUSED
+                   ? cw_heap_take_here(client, heap, size_bytes, true, &slab, &block, &gen, &clean)
+                   : cw_allocate(client, heap, size_bytes, flags, &slab, &block, &gen, &clean);
     if (code)
         return cw_context_failure_serve(code);
     code = make_of_block(client, slab, block, gen, &shape, flags, &array);

@@ -32,23 +32,11 @@
 #include "ipc/memory/slab_cache.h"
 #include "ipc/memory/slab_size.h"
 #include "ipc/order/fence.h"
-#include "shm/base/number.h"
 
 #define CW_LARGE_ALIGN_BYTES 4096u /* of blocks from CW_LARGE_BYTES on */
 
 #define ADOPT_TRIES   8u
 #define COLLECT_SHARE 16u /* a look at all pending blocks pays when one in so many came back */
-
-/* What the user says in the environment, else what the device's size suggests. */
-static int cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes, uint64_t *out) {
-    bool host = backend->device_kind == CW_DEVICE_HOST;
-    const char *name = host ? "CABLEWAY_CACHE_BYTES" : "CABLEWAY_GPU_CACHE_BYTES";
-    const char *text = secure_getenv(name);
-    *out = suggested_bytes;
-    if (text && *text && !cw_bytes_parse(text, out))
-        return cw_fail(-EINVAL, "%s = \"%.64s\" is not %s", name, text, CW_BYTES_FORM);
-    return 0;
-}
 
 int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int device) {
     uint64_t granule, cache;
@@ -57,7 +45,7 @@ int cw_heap_init(struct cw_heap *heap, const struct cw_backend *backend, int dev
     if (code == 0)
         code = backend->device_uuid(device, uuid);
     if (code == 0)
-        code = cache_limit(backend, cache, &cache);
+        code = cw_slab_cache_limit(backend, cache, &cache);
     if (code)
         return code;
     *heap = (struct cw_heap){.backend = backend,
@@ -264,12 +252,15 @@ int cw_heap_divide(struct cw_slab *slab, struct cw_carver *carver, bool clean) {
     return 0;
 }
 
+/* Which room will do: in any slab of ours, in an empty one alone, or what was carved before. */
+enum room { ROOM_ANY, ROOM_APART, ROOM_USED };
+
 /* Room in a slab that is ours, and a lease on the block number that comes next there. NULL: none.
  */
 static struct cw_extent *find_room(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
-                                   uint64_t align, uint32_t *number) {
+                                   uint64_t align, bool used, uint32_t *number) {
     for (struct cw_extent *extent;
-         (extent = cw_carve_take(&heap->carver, size_bytes ? size_bytes : 1, align));) {
+         (extent = cw_carve_take(&heap->carver, size_bytes ? size_bytes : 1, align, used));) {
         struct cw_slab *slab = extent->arena->user;
         *number = slab->blocks_free ? slab->blocks[slab->blocks_free - 1] : slab->blocks_used;
         cw_lease_hold_new(client, slab, *number);
@@ -305,15 +296,16 @@ static struct cw_extent *find_apart(cw_client *client, struct cw_heap *heap, uin
 }
 
 /* Carves from what we own. NULL slab: no room. */
-static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+static void carve(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, enum room room,
                   struct cw_slab **out, uint32_t *block, uint64_t *gen, bool *clean) {
     uint64_t align = size_bytes >= CW_LARGE_BYTES ? CW_LARGE_ALIGN_BYTES : CW_CARVE_UNIT;
     uint32_t number;
     if (align < heap->backend->align_bytes)
         align = heap->backend->align_bytes;
     *out = NULL;
-    struct cw_extent *extent = apart ? find_apart(client, heap, size_bytes, &number)
-                                     : find_room(client, heap, size_bytes, align, &number);
+    struct cw_extent *extent =
+        room == ROOM_APART ? find_apart(client, heap, size_bytes, &number)
+                           : find_room(client, heap, size_bytes, align, room == ROOM_USED, &number);
     if (!extent)
         return;
     struct cw_slab *slab = extent->arena->user;
@@ -404,7 +396,7 @@ static int make_slab(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     }
 }
 
-static int take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool apart,
+static int take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, enum room room,
                      struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
     *slab = NULL;
     pthread_mutex_lock(&client->lock);
@@ -412,10 +404,10 @@ static int take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     if (client->leases.free_count) {
         heap->retains = true; /* what comes back now is about to be used */
         cw_heap_collect(client, false);
-        carve(client, heap, size_bytes, apart, slab, block, gen, clean);
+        carve(client, heap, size_bytes, room, slab, block, gen, clean);
         if (!*slab) {
             cw_heap_collect(client, true);
-            carve(client, heap, size_bytes, apart, slab, block, gen, clean);
+            carve(client, heap, size_bytes, room, slab, block, gen, clean);
         }
         heap->retains = false;
         if (*slab)
@@ -425,9 +417,10 @@ static int take_here(cw_client *client, struct cw_heap *heap, uint64_t size_byte
     return *slab ? 0 : -EAGAIN;
 }
 
-int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool used,
                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean) {
-    return take_here(client, heap, size_bytes, false, slab, block, gen, clean);
+    return take_here(client, heap, size_bytes, used ? ROOM_USED : ROOM_ANY, slab, block, gen,
+                     clean);
 }
 
 /* The same for who may ask the broker: for room for a lease, and for what tells that streams have
@@ -439,7 +432,8 @@ static int take_carved(cw_client *client, struct cw_heap *heap, uint64_t size_by
         int code = cw_leases_room(client, 1);
         pthread_mutex_unlock(&client->lock);
         if (code == 0)
-            code = take_here(client, heap, size_bytes, apart, slab, block, gen, clean);
+            code = take_here(client, heap, size_bytes, apart ? ROOM_APART : ROOM_ANY, slab, block,
+                             gen, clean);
         if (code != -EAGAIN)
             return code;
         pthread_mutex_lock(&client->lock);

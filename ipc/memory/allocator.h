@@ -60,8 +60,8 @@ int cw_heap_take(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
                  struct cw_allocation *allocation, struct cw_slab **slab, uint32_t *block,
                  uint64_t *gen, bool *clean);
 /* The same in the slabs that there are, for who may not wait: -EAGAIN, without a sentence, where
- * they have no room. */
-int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes,
+ * they have no room. used: only where pages are there, since arrays lay there before. */
+int cw_heap_take_here(cw_client *client, struct cw_heap *heap, uint64_t size_bytes, bool used,
                       struct cw_slab **slab, uint32_t *block, uint64_t *gen, bool *clean);
 /* A private block of ours ended: its bytes are free. Returns the extent around it that was held for
  * it, whose lease the caller ends (lease.c), or NULL. */

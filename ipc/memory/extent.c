@@ -151,10 +151,11 @@ struct cw_extent *cw_arena_claim(struct cw_arena *arena, uint64_t offset_bytes,
 
 /* The best fit among the first extents of a bin. */
 static struct cw_extent *search_bin(struct cw_extent *extent, uint64_t size_bytes,
-                                    uint64_t align_bytes) {
+                                    uint64_t align_bytes, bool used) {
     struct cw_extent *best = NULL;
     for (unsigned n = 0; extent && n < CW_CARVE_WALK; n++, extent = extent->next) {
-        if (extent->arena->full || size_bytes < extent->arena->least_bytes ||
+        if (extent->arena->full || (used && extent->clean) ||
+            size_bytes < extent->arena->least_bytes ||
             (best && extent->length_bytes >= best->length_bytes))
             continue;
         if (place_in(extent, size_bytes, align_bytes) != UINT64_MAX)
@@ -163,8 +164,8 @@ static struct cw_extent *search_bin(struct cw_extent *extent, uint64_t size_byte
     return best;
 }
 
-struct cw_extent *cw_carve_take(struct cw_carver *carver, uint64_t size_bytes,
-                                uint64_t align_bytes) {
+struct cw_extent *cw_carve_take(struct cw_carver *carver, uint64_t size_bytes, uint64_t align_bytes,
+                                bool used) {
     CW_ASSERT(size_bytes > 0 && align_bytes >= CW_CARVE_UNIT);
     if (size_bytes > UINT64_MAX - CW_CARVE_UNIT)
         return NULL;
@@ -176,7 +177,7 @@ struct cw_extent *cw_carve_take(struct cw_carver *carver, uint64_t size_bytes,
             continue;
         }
         bin += (unsigned)__builtin_ctzll(filled);
-        struct cw_extent *extent = search_bin(carver->bins[bin], size_bytes, align_bytes);
+        struct cw_extent *extent = search_bin(carver->bins[bin], size_bytes, align_bytes, used);
         if (extent)
             return carve_at(extent, place_in(extent, size_bytes, align_bytes), size_bytes);
     }

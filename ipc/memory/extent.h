@@ -70,9 +70,10 @@ struct cw_extent *cw_arena_claim(struct cw_arena *arena, uint64_t offset_bytes,
                                  uint64_t length_bytes);
 
 /* Carves size_bytes (> 0) at an offset that is a multiple of align_bytes (a power of two, at least
- * the unit). NULL: no arena has room, or no memory. */
-struct cw_extent *cw_carve_take(struct cw_carver *carver, uint64_t size_bytes,
-                                uint64_t align_bytes);
+ * the unit). used: only of what was carved before, in part at least, so that pages are there. NULL:
+ * no arena has room, or no memory. */
+struct cw_extent *cw_carve_take(struct cw_carver *carver, uint64_t size_bytes, uint64_t align_bytes,
+                                bool used);
 /* Gives a carved extent back; the pointer ends. */
 void cw_carve_give(struct cw_extent *extent);
 

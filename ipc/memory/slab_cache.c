@@ -13,6 +13,7 @@
  *
  * Owner: client->lock. The process dies: they are orphans, as all its slabs.
  */
+#include <stdlib.h>
 #include <time.h>
 
 #include "ipc/client.h"
@@ -20,6 +21,7 @@
 #include "ipc/memory/slab.h"
 #include "ipc/memory/slab_cache.h"
 #include "ipc/request/channel.h"
+#include "shm/base/number.h"
 #include "shm/base/wait.h"
 
 #define CLOSE_NS 1000000000
@@ -189,4 +191,14 @@ bool cw_slab_cache_drop(cw_client *client) {
     if (count)
         cw_slab_cache_await_closed(client, before, count);
     return count > 0;
+}
+
+int cw_slab_cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes, uint64_t *out) {
+    bool host = backend->device_kind == CW_DEVICE_HOST;
+    const char *name = host ? "CABLEWAY_CACHE_BYTES" : "CABLEWAY_GPU_CACHE_BYTES";
+    const char *text = secure_getenv(name);
+    *out = suggested_bytes;
+    if (text && *text && !cw_bytes_parse(text, out))
+        return cw_fail(-EINVAL, "%s = \"%.64s\" is not %s", name, text, CW_BYTES_FORM);
+    return 0;
 }

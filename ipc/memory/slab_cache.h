@@ -10,6 +10,9 @@
 
 #include "ipc/memory/allocator.h"
 
+/* How much free memory a heap keeps: what the user says in the environment, else what the device's
+ * size suggests. */
+int cw_slab_cache_limit(const struct cw_backend *backend, uint64_t suggested_bytes, uint64_t *out);
 /* Gives up an own slab; it is freed. */
 void cw_slab_close(cw_client *client, struct cw_slab *slab);
 /* Called for a slab that may be entirely free now: keeps it, or gives it up. */

@@ -20,8 +20,8 @@ On other machines: `dask worker --preload cableway.dask`, and the same of `dask 
 
 `cableway.threshold` in Dask's configuration (`DASK_CABLEWAY__THRESHOLD`) is the size from which a frame goes by handle, and
 `cableway.bridge-threshold` (`DASK_CABLEWAY__BRIDGE_THRESHOLD`) that of all of an object's such frames from which they go by the bridge.
-With `cableway.allocate: true` (`DASK_CABLEWAY__ALLOCATE`) NumPy's large arrays of tasks lie in shared memory from the beginning, and the
-first sending copies nothing, either.
+NumPy's large arrays of tasks lie in shared memory that their worker has used before, where some is free, and the first sending copies
+nothing, either; `cableway.allocate: true` (`DASK_CABLEWAY__ALLOCATE`) says always, `false` never.
 With `cableway.gpu-share: true` (`DASK_CABLEWAY__GPU_SHARE`) the workers of a GPU use one copy of an array there; no task may write to it.
 """
 
@@ -48,8 +48,8 @@ def enable() -> None:
     """What the import does. May be repeated, after Dask's configuration was read anew.
 
     Raises:
-        ValueError: `cableway.threshold`, `cableway.bridge-threshold` or `cableway.gpu-keep` is no size, or `cableway.allocate` or
-            `cableway.gpu-share` is neither true nor false.
+        ValueError: `cableway.threshold`, `cableway.bridge-threshold` or `cableway.gpu-keep` is no size, `cableway.gpu-share` is neither
+            true nor false, or `cableway.allocate` none of these and not "reuse".
     """
     settings.check()
     register_serialization_family("cableway", family.dumps, family.loads)

@@ -45,20 +45,23 @@ _get = ctypes.PYFUNCTYPE(ctypes.py_object)(_numpy[_GET])
 
 _beneath: Any = None  # the handler of before, which gives what we do not
 _ours: Any = None  # ours, in its capsule
-_of: tuple[int, int] | None = None  # its connection and least size
+_of: tuple[int, int, bool] | None = None  # its connection and least size, and whether it reuses
 
 
-def use(connection: client.Connection, least_bytes: int) -> None:
+def use(connection: client.Connection, least_bytes: int, reused: bool) -> None:
     """From now on, in this context, NumPy's arrays of at least so many bytes come over this connection. A new thread has a context of its
     own; asyncio's tasks, and what they run in threads of Dask's, have their maker's.
+
+    Args:
+        reused: only where arrays of this connection lay before and memory is free now: to use new memory takes longer than NumPy's own.
     """
     global _beneath, _ours, _of
-    wanted = connection.number, least_bytes
+    wanted = connection.number, least_bytes, reused
     if _of != wanted:
         if _beneath is None:
             _beneath = _get()
         below = ffi.cast("void *", _python.PyCapsule_GetPointer(_beneath, _NAME))
-        handler = lib.cwpy_numpy_handler(connection.pointer, least_bytes, below)
+        handler = lib.cwpy_numpy_handler(connection.pointer, least_bytes, reused, below)
         if handler == ffi.NULL:
             return
         if _ours is None:

@@ -1,4 +1,4 @@
-"""Arrays that tasks made in shared memory (`cableway.allocate`): the first sending copies nothing.
+"""Arrays that tasks made in shared memory (`cableway.allocate`): their first sending copies nothing.
 
 Before a worker serves a key it looks whether the object is such an array, and whether nobody but its data has it: then the data get a
 private view of the block in its place, with a record, and the array is gone. Nobody can write to the block any more. Whatever somebody

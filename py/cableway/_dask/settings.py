@@ -24,12 +24,14 @@ __all__ = [
 
 logger = logging.getLogger("cableway.dask")
 
+NEVER, ALWAYS, REUSE = range(3)  # of `allocates`
+
 _DEFAULTS: dict[str, Any] = {
     "threshold": "1 MiB",
     "bridge-threshold": "8 MiB",
     "gpu-keep": "1 GiB",
     "gpu-share": False,
-    "allocate": False,
+    "allocate": "reuse",
 }
 
 
@@ -59,9 +61,11 @@ def shares() -> bool:
     return bool(_usable("gpu-share", _setting("gpu-share")))
 
 
-def allocates() -> bool:
-    """Whether large arrays of tasks lie in shared memory from the beginning: `cableway.allocate`."""
-    return bool(_usable("allocate", _setting("allocate")))
+def allocates() -> int:
+    """Whether large arrays of tasks lie in shared memory from the beginning: ALWAYS, NEVER, or in memory that the worker has used and
+    that is free (REUSE). `cableway.allocate`.
+    """
+    return _usable("allocate", _setting("allocate"))
 
 
 def check() -> None:
@@ -97,10 +101,14 @@ def _remembered(name: str, setting: Any) -> int:
 def _read(name: str, setting: Any) -> int:
     variable = f"DASK_CABLEWAY__{name.upper().replace('-', '_')}"
     what = f"cableway.{name} in Dask's configuration ({variable} in the environment) is {setting!r}"
-    if isinstance(_DEFAULTS[name], bool):
+    if name == "gpu-share":
         if not isinstance(setting, bool):
             raise ValueError(f"{what}: write true or false")
         return setting
+    if name == "allocate":
+        if setting != "reuse" and not isinstance(setting, bool):
+            raise ValueError(f"{what}: write reuse, true or false")
+        return REUSE if setting == "reuse" else ALWAYS if setting else NEVER
     least = 0 if name == "gpu-keep" else 1
     try:
         found = -1 if isinstance(setting, bool) else int(parse_bytes(setting))

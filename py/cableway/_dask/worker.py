@@ -156,7 +156,7 @@ def attach(worker: Any) -> None:
     _leave_out_of_bandwidth(worker)
     worker.monitor.get_process_memory = memory.own_bytes
     if allocates:
-        _allocate(worker)
+        _allocate(worker, allocates)
     worker.metrics["cableway"] = _metrics
     fast = getattr(worker.data, "fast", None)
     if hasattr(fast, "weight") and hasattr(fast, "order"):
@@ -165,14 +165,14 @@ def attach(worker: Any) -> None:
     _look_often(worker, fast)
 
 
-def _allocate(worker: Any) -> None:
+def _allocate(worker: Any, allocates: int) -> None:
     """Tasks' arrays lie in shared memory from the beginning. Dask runs each task in the context of its own."""
     original = worker.execute
 
     async def execute(*args: Any, **others: Any) -> Any:
         found = node.established()
         if found is not None:
-            numpy_memory.use(found, settings.threshold_bytes())
+            numpy_memory.use(found, settings.threshold_bytes(), allocates == settings.REUSE)
         return await original(*args, **others)
 
     worker.execute = execute

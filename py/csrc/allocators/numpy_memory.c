@@ -24,6 +24,7 @@
  */
 #include "numpy_memory.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -66,6 +67,7 @@ static cw_client *client; /* one reference */
 static pid_t owner;       /* the process that this is about */
 static uint64_t least_bytes;
 static bool allowed = true;
+static uint32_t reused; /* CW_REUSED, or 0 */
 static struct piece *table[BUCKETS];
 static uint64_t bytes;     /* of pieces that are not private */
 static int64_t refused_ns; /* when something was refused last */
@@ -112,7 +114,7 @@ static struct piece *make(uint64_t size_bytes, uint32_t flags) {
         return NULL;
     }
     *piece = (struct piece){.size_bytes = size_bytes};
-    int code = cw_array_new(with, "cpu", &layout, flags | CW_OWN_PAGES, &piece->array);
+    int code = cw_array_new(with, "cpu", &layout, flags | reused | CW_OWN_PAGES, &piece->array);
     cw_client_unref(with);
     bool fits = code == 0 && (uintptr_t)cw_array_data(piece->array) % PAGE == 0;
     if (code == 0 && !fits)
@@ -121,7 +123,7 @@ static struct piece *make(uint64_t size_bytes, uint32_t flags) {
     if (fits) {
         piece->memory = cw_array_data(piece->array);
         enter(piece);
-    } else
+    } else if (code != -EAGAIN)
         refused_ns = now_ns();
     pthread_mutex_unlock(&lock);
     if (fits)
@@ -216,7 +218,7 @@ static void in_child(void) {
 
 /* ---- the package's side ---- */
 
-void *cwpy_numpy_handler(cw_client *with, uint64_t least, const void *below) {
+void *cwpy_numpy_handler(cw_client *with, uint64_t least, int only_reused, const void *below) {
     static struct handler handler = {
         .name = HANDLER_NAME,
         .version = API_VERSION,
@@ -234,6 +236,7 @@ void *cwpy_numpy_handler(cw_client *with, uint64_t least, const void *below) {
         owner = getpid();
         least_bytes = least < LEAST_BYTES ? LEAST_BYTES : least;
         refused_ns = 0;
+        reused = only_reused ? CW_REUSED : 0;
         if (!beneath)
             beneath = &((const struct handler *)below)->allocator;
     }

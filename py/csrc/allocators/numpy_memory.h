@@ -14,8 +14,9 @@
 /* A handler of NumPy's (PyDataMem_Handler), which stays and is the same each time: arrays of so
  * many bytes and more (1 MiB at least) come over this connection, from now on for all who use the
  * handler; all others, and whatever is refused, come from the handler beneath, whose struct must
- * stay. NULL: in a forked child, or there is no memory. */
-void *cwpy_numpy_handler(cw_client *client, uint64_t least_bytes, const void *beneath);
+ * stay. reused: only where arrays of this connection lay before (CW_REUSED). NULL: in a forked
+ * child, or there is no memory. */
+void *cwpy_numpy_handler(cw_client *client, uint64_t least_bytes, int reused, const void *beneath);
 /* The array of ours in which one such array of NumPy's lies from its first byte to its last, for as
  * long as that is there. NULL: it is none of this connection, or there was a fork meanwhile. */
 cw_array *cwpy_numpy_array(cw_client *client, const void *memory, uint64_t size_bytes);

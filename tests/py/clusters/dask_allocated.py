@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import threading
@@ -9,6 +10,7 @@ import time
 from typing import Any
 
 import dask_cluster as c
+import distributed
 import numpy as np
 from waiting import eventually
 
@@ -33,6 +35,28 @@ def _count_copies() -> None:
 
 def _copies() -> int:
     return c.kept.count("copy")
+
+
+async def _settle(dask_worker: Any) -> None:
+    """Waits until nobody has the worker's data but itself: a task's thread may have its result for a moment longer."""
+    from cableway._dask import allocated
+
+    for _ in range(1000):
+        if all(
+            allocated._references(dask_worker.data, key) == allocated._ALONE
+            for key in dask_worker.data
+        ):
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("somebody has the worker's data")
+
+
+def _task(client: Any, task: Any, *arguments: Any, workers: list[str]) -> Any:
+    """A future whose result nobody has but its worker."""
+    found = client.submit(task, *arguments, workers=workers, pure=False)
+    distributed.wait(found)
+    client.run(_settle, workers=workers)
+    return found
 
 
 def _made(fill: float = 0.0) -> Any:
@@ -65,7 +89,7 @@ def _nothing_is_copied(limit: object) -> None:
     with c.cluster(3, memory_limit=limit) as (client, workers):
         client.run(_count_copies)
         for i, first in enumerate(("worker", "scheduler", "direct")):
-            x = client.submit(_made, i, workers=workers[:1], pure=False)
+            x = _task(client, _made, i, workers=workers[:1])
             if first == "worker":
                 got = client.submit(_sum, x, workers=workers[1:2], pure=False).result()
             else:
@@ -85,6 +109,46 @@ def _nothing_is_copied(limit: object) -> None:
         y = client.submit(lambda: [_made()], workers=workers[:1], pure=False)
         assert client.submit(len, y, workers=workers[1:2], pure=False).result() == 1
         assert client.run(_copies)[workers[0]] == 1
+
+
+def used_memory_is_reused() -> None:
+    """Without the setting: the first array is copied, and the next one lies in the memory of that copy."""
+    with c.cluster(2) as (client, (first, second)):
+        client.run(_count_copies)
+        for i in range(6):
+            x = _task(client, _made, i, workers=[first])
+            assert client.submit(_sum, x, workers=[second], pure=False).result() == SUM + i * N
+            assert client.submit(_spoil, x, workers=[first], pure=False).result() == SUM + i * N
+            assert client.submit(_sum, x, workers=[second], pure=False).result() == SUM + i * N
+            assert client.run(_copies)[first] == 1, (i, client.run(_copies))
+            del x
+            assert eventually(lambda: client.run(_has_used_memory)[first])
+
+
+def _has_used_memory() -> bool:
+    """Whether an array of a task would find some, in a worker."""
+    from cableway import client
+    from cableway._core.library import ffi, lib
+
+    shape, dtype = ffi.new("int64_t *", 8 * N), ffi.new("char[]", b"|u1")
+    layout = ffi.new("cw_layout *", {"ndim": 1, "itemsize": 1, "shape": shape, "dtype": dtype})
+    out = ffi.new("cw_array **")
+    found = lib.cw_array_new(client.current().pointer, b"cpu", layout, lib.CW_REUSED, out)
+    if found == 0:
+        lib.cw_array_close(out[0])
+    return bool(found == 0)
+
+
+def never() -> None:
+    """All is copied."""
+    with c.cluster(2) as (client, (first, second)):
+        client.run(_count_copies)
+        for i in range(3):
+            x = client.submit(_made, i, workers=[first], pure=False)
+            assert client.submit(_sum, x, workers=[second], pure=False).result() == SUM + i * N
+            del x
+            assert eventually(lambda: client.run(_has_used_memory)[first])
+        assert client.run(_copies)[first] == 3
 
 
 def orders_and_types() -> None:

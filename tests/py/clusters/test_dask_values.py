@@ -34,6 +34,14 @@ def test_allocated_arrays_are(name, tmp_path):
     run("dask_allocated.py", name, tmp_path, ALLOCATE)
 
 
+def test_used_memory_is_reused(tmp_path):
+    run("dask_allocated.py", "used_memory_is_reused", tmp_path, {})
+
+
+def test_used_memory_is_not_reused(tmp_path):
+    run("dask_allocated.py", "never", tmp_path, {"DASK_CABLEWAY__ALLOCATE": "false"})
+
+
 def test_allocated_arrays_without_room(tmp_path):
     run("dask_allocated.py", "full_memory", tmp_path, {**ALLOCATE, "CABLEWAY_MAX_BYTES": "64 MiB"})
 
@@ -57,11 +65,13 @@ def test_a_bad_setting_after_the_import_ends_nothing(tmp_path):
     assert "which is no size" in printed, printed
 
 
-@pytest.mark.parametrize("name", ["GPU_SHARE", "ALLOCATE"])
-def test_a_bad_switch_is_named(name, tmp_path):
-    words = [interpreter(), "-c", "import cableway.dask"]
-    _, errors = run_words(words, tmp_path, {f"DASK_CABLEWAY__{name}": "often"}, fails=True)
-    assert f"DASK_CABLEWAY__{name}" in errors and "is 'often': write true or false" in errors
+@pytest.mark.parametrize(
+    ("name", "words"), [("GPU_SHARE", "true or false"), ("ALLOCATE", "reuse, true or false")]
+)
+def test_a_bad_switch_is_named(name, words, tmp_path):
+    program = [interpreter(), "-c", "import cableway.dask"]
+    _, errors = run_words(program, tmp_path, {f"DASK_CABLEWAY__{name}": "often"}, fails=True)
+    assert f"DASK_CABLEWAY__{name}" in errors and f"is 'often': write {words}" in errors
 
 
 def test_shared_bytes_takes_objects(tmp_path):

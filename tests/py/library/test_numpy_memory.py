@@ -19,7 +19,7 @@ def ours(x):
 def in_context(function):
     return contextvars.copy_context().run(function)
 def use():
-    numpy_memory.use(connection, MIB)
+    numpy_memory.use(connection, MIB, False)
 """
 
 
@@ -85,6 +85,28 @@ def run():
         del x, values
     assert numpy_memory.used_bytes() == 0
 in_context(run)
+"""
+    )
+
+
+def test_only_used_memory_is_reused(script):
+    script(
+        BEGIN
+        + """
+def run():
+    numpy_memory.use(connection, MIB, True)
+    assert not ours(np.ones(MIB)) and not ours(np.zeros(MIB))
+    cw.zeros(MIB)  # and it goes
+    for _ in range(20):
+        x = np.ones(MIB)
+        assert numpy_memory.used_bytes() == x.nbytes and x.sum() == MIB
+        x[:] = 5
+        del x
+        x = np.zeros(MIB)
+        assert numpy_memory.used_bytes() == x.nbytes and not x.any()
+        del x
+in_context(run)
+assert numpy_memory.used_bytes() == 0
 """
     )
 

@@ -60,7 +60,7 @@ static void random_work_agrees_with_a_model(void **state) {
         uint64_t slot = chance_below(&chance, LIVE);
         if (!live[slot]) {
             uint64_t size = random_size(&chance), align = CW_CARVE_UNIT << chance_below(&chance, 7);
-            struct cw_extent *extent = cw_carve_take(&carver, size, align);
+            struct cw_extent *extent = cw_carve_take(&carver, size, align, false);
             live[slot] = extent;
             if (!extent)
                 continue;
@@ -106,10 +106,10 @@ static void a_block_of_the_whole_arena_fits_again_and_again(void **state) {
     struct cw_arena arena;
     assert_true(cw_arena_init(&arena, &carver, NULL, 256 << 20, true));
     for (int i = 0; i < 3; i++) {
-        struct cw_extent *extent = cw_carve_take(&carver, 256 << 20, 4096);
+        struct cw_extent *extent = cw_carve_take(&carver, 256 << 20, 4096, false);
         assert_non_null(extent);
         assert_int_equal(extent->clean, i == 0);
-        assert_null(cw_carve_take(&carver, 1, CW_CARVE_UNIT));
+        assert_null(cw_carve_take(&carver, 1, CW_CARVE_UNIT, false));
         cw_carve_give(extent);
     }
     cw_arena_deinit(&arena);
@@ -122,13 +122,13 @@ static void an_arena_serves_only_what_it_is_for(void **state) {
     struct cw_arena arena;
     assert_true(cw_arena_init(&arena, &carver, NULL, 1 << 20, true));
     arena.least_bytes = 1 << 18;
-    assert_null(cw_carve_take(&carver, (1 << 18) - 64, 64));
-    struct cw_extent *extent = cw_carve_take(&carver, 1 << 18, 64);
+    assert_null(cw_carve_take(&carver, (1 << 18) - 64, 64, false));
+    struct cw_extent *extent = cw_carve_take(&carver, 1 << 18, 64, false);
     assert_non_null(extent);
     arena.full = true;
-    assert_null(cw_carve_take(&carver, 1 << 18, 64));
+    assert_null(cw_carve_take(&carver, 1 << 18, 64, false));
     cw_carve_give(extent);
-    assert_null(cw_carve_take(&carver, UINT64_MAX, 64));
+    assert_null(cw_carve_take(&carver, UINT64_MAX, 64, false));
     cw_arena_deinit(&arena);
 }
 

@@ -151,6 +151,30 @@ static void without_a_fork_it_is_an_array_like_others(void **state) {
     cw_client_unref(client);
 }
 
+static void only_used_memory_is_reused(void **state) {
+    (void)state;
+    cw_client *client = client_open();
+    cw_array *array, *none, *small = bytes_new(client, 4096, 1);
+    assert_int_equal(bytes_of(client, "cpu", LARGE, CW_REUSED, &none), -EAGAIN);
+    array = own(client, LARGE, 2); /* and much room behind it, where nothing was yet */
+    assert_int_equal(bytes_of(client, "cpu", LARGE, CW_REUSED, &none), -EAGAIN);
+    void *place = cw_array_data(array);
+    cw_array_close(array);
+    for (int i = 0; i < 20; i++) {
+        OK(bytes_of(client, "cpu", LARGE, CW_REUSED | (i % 2 ? CW_ZERO : 0), &array));
+        assert_ptr_equal(cw_array_data(array), place);
+        if (i % 2)
+            assert_true(bytes_are(array, LARGE, 0));
+        memset(cw_array_data(array), i, LARGE);
+        if (i % 3 == 0)
+            OK(cw_array_make_private(array));
+        cw_array_close(array);
+    }
+    assert_int_equal(bytes_of(client, "cpu", 100, CW_REUSED, &none), -EINVAL);
+    cw_array_close(small);
+    cw_client_unref(client);
+}
+
 static void the_broker_may_be_gone(void **state) {
     (void)state;
     cw_client *client = client_open();
@@ -185,7 +209,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(nothing_else_lies_on_its_pages), TEST(neither_side_of_a_fork_sees_the_other_write),
         TEST(its_close_gives_the_pages_back), TEST(without_a_fork_it_is_an_array_like_others),
-        TEST(the_broker_may_be_gone),         TEST(what_cannot_be_is_refused),
+        TEST(only_used_memory_is_reused),     TEST(the_broker_may_be_gone),
+        TEST(what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

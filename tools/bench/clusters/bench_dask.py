@@ -2,7 +2,8 @@
 
 Each kind of cluster lies in a process of its own, which stays; this one lets them measure in turns, in an order that changes. A sample
 is the time of one `get_data` between two workers, with its answer, and with the object deserialized, as a worker gets a dependency:
-of an array that was never sent before (first), and once more (again). "make" is the time in which a task makes the array. "read" is the same for the first time with one pass over the
+of an array that was never sent before (first), and once more (again). "make" is the time in which a task makes the array, "very first" the
+first sending of such an array by new workers. "read" is the same for the first time with one pass over the
 array, since who gets a mapping meets its pages then. "gather" is the time of `client.gather` through the scheduler. The table has the median, with the lowest and highest.
 """
 
@@ -18,7 +19,7 @@ import sys
 import time
 from typing import Any
 
-KINDS = ("allocate", "cableway", "tcp", "tls")  # the first: cableway with `cableway.allocate`
+KINDS = ("cableway", "tcp", "tls")
 MIB = 1 << 20
 SMALL_TIMES = 25  # that what is small is fetched for one sample, their median
 SIZES = {"1 KiB": 1 << 10, "1 MiB": MIB, "64 MiB": 64 * MIB, "256 MiB": 256 * MIB}
@@ -29,7 +30,9 @@ SIZES = {"1 KiB": 1 << 10, "1 MiB": MIB, "64 MiB": 64 * MIB, "256 MiB": 256 * MI
 
 def serve(kind: str) -> None:
     """Answers requests, one line of JSON each, with samples in milliseconds."""
-    _begin(kind)
+    if kind == "cableway":
+        import cableway.dask  # noqa: F401
+
     from distributed import Client, LocalCluster, Security
 
     options: dict[str, Any] = {
@@ -45,14 +48,6 @@ def serve(kind: str) -> None:
         _reply("ready")
         for line in sys.stdin:
             _reply(_measured(client, maker, taker, **json.loads(line)))
-
-
-def _begin(kind: str) -> None:
-    if kind in ("allocate", "cableway"):
-        import dask.config
-
-        dask.config.set({"cableway.allocate": kind == "allocate"})
-        import cableway.dask  # noqa: F401
 
 
 def _reply(value: object) -> None:
@@ -118,7 +113,9 @@ async def _fetched(key: str, maker: str, read: bool, times: int, dask_worker: An
 
 def memory(kind: str) -> None:
     """256 MiB on four workers, who all ask at once: private memory that they gained, and shared memory."""
-    _begin(kind)
+    if kind == "cableway":
+        import cableway.dask  # noqa: F401
+
     from distributed import Client, LocalCluster
 
     with (
@@ -161,7 +158,7 @@ def _private() -> int:
 
 
 def _shared(kind: str) -> int:
-    if kind not in ("allocate", "cableway"):
+    if kind != "cableway":
         return 0
     said = subprocess.run(["cableway", "status", "--json"], capture_output=True, check=True)
     return int(json.loads(said.stdout)["gauges"]["bytes"])
@@ -204,6 +201,8 @@ def main() -> None:
                     ):
                         if turn >= 0:
                             samples.setdefault((name, what, kind), []).append(sample)
+                        elif what == "first":
+                            samples[name, "very first", kind] = [sample]
             for what in ("make", "gather"):
                 names = ["make"] if what == "make" else ["gather first", "gather again"]
                 for kind in random.sample(KINDS, len(KINDS)):
@@ -216,28 +215,32 @@ def main() -> None:
         server.stdin.close()
         server.wait()
     print(
-        f"\n| worker to worker, ms, {chosen.rounds} rounds | {' | '.join(KINDS)} | tcp/ours | tls/ours | tcp/allocate | tls/allocate |"
+        f"\n| worker to worker, ms, {chosen.rounds} rounds | {' | '.join(KINDS)} | tcp/ours | tls/ours |"
     )
-    print("|---" * (len(KINDS) + 5) + "|")
+    print("|---" * (len(KINDS) + 3) + "|")
     for name in sizes:
-        for what in ("make", "first", "again", "read", "gather first", "gather again"):
+        for what in (
+            "very first",
+            "make",
+            "first",
+            "again",
+            "read",
+            "gather first",
+            "gather again",
+        ):
             of = {kind: samples[name, what, kind] for kind in KINDS}
             middle = {kind: statistics.median(found) for kind, found in of.items()}
             cells = [
                 f"{middle[kind]:.2f} ({min(of[kind]):.2f} to {max(of[kind]):.2f})" for kind in KINDS
             ]
-            ratios = [
-                f"{middle[kind] / middle[ours]:.2f}"
-                for ours in ("cableway", "allocate")
-                for kind in ("tcp", "tls")
-            ]
+            ratios = [f"{middle[kind] / middle['cableway']:.2f}" for kind in ("tcp", "tls")]
             print(f"| {name}, {what} | {' | '.join([*cells, *ratios])} |")
     if chosen.size:
         return None
     print(
         "\n| 256 MiB on four workers, MiB gained | private, all | private, most of one | shared |\n|---|---|---|---|"
     )
-    for kind in ("allocate", "cableway", "tcp"):
+    for kind in ("cableway", "tcp"):
         done = subprocess.run(
             [*me, "--memory", kind], stdout=subprocess.PIPE, text=True, check=True
         )

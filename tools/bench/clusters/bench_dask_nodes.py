@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-KINDS = ("allocate", "cableway", "tls")  # the first: cableway with `cableway.allocate`
+KINDS = ("cableway", "tls")
 MIB = 1 << 20
 SIZES = {"1 MiB": MIB, "64 MiB": 64 * MIB, "256 MiB": 256 * MIB}
 
@@ -71,8 +71,7 @@ def nodes(root: Path, *names: str) -> Iterator[dict[str, dict[str, str]]]:
 
 def serve(kind: str, environments: dict[str, dict[str, str]], readers: int) -> None:
     """Answers requests, one line of JSON each, with samples in milliseconds."""
-    ours = kind != "tls"
-    if ours:
+    if kind == "cableway":
         import cableway.dask  # noqa: F401
 
     from distributed import Client, LocalCluster, Security
@@ -87,7 +86,7 @@ def serve(kind: str, environments: dict[str, dict[str, str]], readers: int) -> N
         file = Path(f"{kind}{option}").resolve()
         file.write_text(str(text))
         words += [option, str(file)]
-    words += ["--preload", "cableway.dask"] if ours else []
+    words += ["--preload", "cableway.dask"] if kind == "cableway" else []
     words += ["--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0"]
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(
@@ -96,12 +95,7 @@ def serve(kind: str, environments: dict[str, dict[str, str]], readers: int) -> N
         for i, node in enumerate(["a", *["b"] * readers]):
             process = subprocess.Popen(
                 [*words, "--name", f"{node}-{i}", cluster.scheduler_address],
-                env={
-                    **os.environ,
-                    **environments[node],
-                    "PYTHONPATH": os.path.dirname(__file__),
-                    "DASK_CABLEWAY__ALLOCATE": str(kind == "allocate"),
-                },
+                env={**os.environ, **environments[node], "PYTHONPATH": os.path.dirname(__file__)},
                 stderr=subprocess.DEVNULL,
             )
             stack.callback(process.wait)
@@ -202,17 +196,13 @@ def _compared(
         assert server.stdin is not None
         server.stdin.close()
         server.wait()
-    print(
-        f"\n| node to node, ms, {rounds} rounds | {' | '.join(KINDS)} | tls/ours | tls/allocate |"
-    )
-    print("|---" * (len(KINDS) + 3) + "|")
+    print(f"\n| node to node, ms, {rounds} rounds | cableway | tls | tls/ours |\n|---|---|---|---|")
     for size, count, read in dict.fromkeys(key[:3] for key in samples):
         of = {kind: samples[size, count, read, kind] for kind in KINDS}
         middle = {kind: statistics.median(found) for kind, found in of.items()}
         cells = [f"{middle[k]:.1f} ({min(of[k]):.1f} to {max(of[k]):.1f})" for k in KINDS]
         what = f"{size}, {count} reader{'s' if count > 1 else ''}{', read' if read else ''}"
-        ratios = [f"{middle['tls'] / middle[ours]:.2f}" for ours in ("cableway", "allocate")]
-        print(f"| {what} | {' | '.join([*cells, *ratios])} |")
+        print(f"| {what} | {' | '.join(cells)} | {middle['tls'] / middle['cableway']:.2f} |")
 
 
 def _asked(server: subprocess.Popen[str], request: dict[str, Any]) -> float:

@@ -11,6 +11,7 @@ Owner: the event loop, as all that changes the data. The broker dies: the array 
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Collection
 from typing import Any
@@ -21,9 +22,10 @@ from distributed.utils import nbytes
 from cableway import client
 from cableway._core import numpy_memory
 from cableway._dask import blocks, family, memory, node, records, same
-from cableway.errors import Error
 
 __all__ = ["publish"]
+
+logger = logging.getLogger("cableway.dask")
 
 
 def _references(data: Any, key: Any) -> int:
@@ -32,9 +34,8 @@ def _references(data: Any, key: Any) -> int:
     return sys.getrefcount(obj)
 
 
-_ALONE = _references(
-    {0: np.empty(0)}, 0
-)  # by the data alone; what is added in here differs by Python's version
+# By the data alone. What is added in here differs by Python's version.
+_ALONE = _references({0: np.empty(0)}, 0)
 
 
 def publish(data: Any, keys: Collection[Any], comm: Any) -> None:
@@ -75,7 +76,8 @@ def _published(connection: client.Connection, data: Any, key: Any, comm: Any) ->
         record = family.pack(found, records.name_of(key), lies_in=block)
         del found
         view = None if record is None else family.unpack(record)
-    except (Error, family.HandleFailed):
+    except Exception as error:  # of the store, or of the array's own family: it is copied, and what is wrong is said there
+        logger.info("%r is not sent from where it lies: %s", key, error)
         return None
     if not same.alike(obj, view):
         return None

@@ -101,13 +101,10 @@ def _remembered(name: str, setting: Any) -> int:
 def _read(name: str, setting: Any) -> int:
     variable = f"DASK_CABLEWAY__{name.upper().replace('-', '_')}"
     what = f"cableway.{name} in Dask's configuration ({variable} in the environment) is {setting!r}"
-    if name == "gpu-share":
-        if not isinstance(setting, bool):
-            raise ValueError(f"{what}: write true or false")
-        return setting
-    if name == "allocate":
-        if setting != "reuse" and not isinstance(setting, bool):
-            raise ValueError(f"{what}: write reuse, true or false")
+    if name in ("allocate", "gpu-share"):
+        reuse = name == "allocate"
+        if not (reuse and setting == "reuse") and setting not in (0, 1):  # also True and False
+            raise ValueError(f"{what}: write {'reuse, ' if reuse else ''}true or false")
         return REUSE if setting == "reuse" else ALWAYS if setting else NEVER
     least = 0 if name == "gpu-keep" else 1
     try:

@@ -235,14 +235,27 @@ int cw_slab_locate(struct cw_slab *slab) {
     return code;
 }
 
-static int map_data(struct cw_slab *slab, int fd, bool in_ro) {
-    int code = cw_slab_locate(slab);
-    if (code)
-        return code;
+static int map_once(struct cw_slab *slab, int fd, bool in_ro) {
     return slab->mappings ? cw_mappings_map(slab->mappings, slab->backend, fd, slab->size_bytes,
                                             slab->flags, in_ro)
                           : slab->backend->slab_map(slab->device, fd, slab->size_bytes, slab->flags,
                                                     in_ro, &slab->rw);
+}
+
+/* Where addresses run out, those of slabs in which nothing is held are given up first. */
+static int map_data(cw_client *client, struct cw_slab *slab, int fd, bool in_ro) {
+    int code = cw_slab_locate(slab);
+    if (code == 0)
+        code = map_once(slab, fd, in_ro);
+    if (code != -EDQUOT || slab->device_kind != CW_DEVICE_HOST)
+        return code;
+    bool idle = slab->idle;
+    cw_slab_wake(client, slab);
+    while (client->slabs.idle_first)
+        cw_slab_free(client, client->slabs.idle_first);
+    if (idle)
+        idle_add(client, slab);
+    return map_once(slab, fd, in_ro);
 }
 
 /* The slab, which is not in the cache. */
@@ -271,7 +284,7 @@ static int open_slab(cw_client *client, uint32_t id, uint32_t flags, struct cw_s
     /* Most slabs are opened to be written or read at once: the descriptor is here now. A failure
      * shows when the mapping is needed. */
     if (!(flags & CW_UNMAPPED) && (!client->host_only || info.device_kind == CW_DEVICE_HOST))
-        map_data(*out, fds.fd[0], flags & CW_READONLY && !(*out)->mappings);
+        map_data(client, *out, fds.fd[0], flags & CW_READONLY && !(*out)->mappings);
     idle_add(client, *out); /* it may be closed already: that shows when its block is stale */
 close_data:
     close(fds.fd[0]);
@@ -330,7 +343,7 @@ int cw_slab_map(cw_client *client, struct cw_slab *slab, bool in_ro) {
     if (code)
         return code;
     if (!cw_slab_base(slab, in_ro)) /* another thread may have been quicker */
-        code = map_data(slab, fds.fd[0], in_ro);
+        code = map_data(client, slab, fds.fd[0], in_ro);
     cw_fds_close(&fds);
     return code || in_ro ? code : raise_data(slab);
 }

@@ -108,10 +108,22 @@ struct section { /* which one of the list a name is: the list moves when it grow
 struct reading {
     const char *path;
     struct cwb_peer_config *configs;
-    uint32_t count;
+    uint32_t count, room;
     struct section *sections; /* by name */
     int code;
 };
+
+/* Twice as many each time: an allocator that copies, as a sanitizer's, takes the square of all
+ * peers else. */
+static bool grow(struct reading *reading) {
+    uint32_t room = reading->room ? 2 * reading->room : 16;
+    struct cwb_peer_config *configs = realloc(reading->configs, room * sizeof *configs);
+    if (!configs)
+        return false;
+    reading->configs = configs;
+    reading->room = room;
+    return true;
+}
 
 /* A new one; NULL: code says why not. */
 static struct section *section_new(struct reading *reading, const char *name) {
@@ -129,11 +141,8 @@ static struct section *section_new(struct reading *reading, const char *name) {
                                 reading->path, name, CWB_PEERS_MAX);
     if (reading->code)
         return NULL;
-    struct cwb_peer_config *configs =
-        realloc(reading->configs, (reading->count + 1) * sizeof *configs);
-    if (configs)
-        reading->configs = configs;
-    section = configs ? calloc(1, sizeof *section) : NULL;
+    if (reading->count < reading->room || grow(reading))
+        section = calloc(1, sizeof *section);
     if (section) {
         strcpy(section->name, name);
         section->number = reading->count;

@@ -39,6 +39,12 @@ def crowd() -> Iterator[tuple[Node, list[Node]]]:
         yield b, others
 
 
+def idle(connections: list[Raw]) -> None:
+    """They are heard of while another one is busy."""
+    for connection in connections:
+        connection.idle()
+
+
 def listed(connection: Raw, prefix: bytes, id: int) -> tuple[int, bytes, int]:
     """Asks for a list of names: status, the source or the sentence, its size."""
     connection.send(raw.asking(raw.NAMES, prefix, id=id))
@@ -68,6 +74,7 @@ def test_lists_of_all_peers_have_a_bound_and_small_ones_are_still_made(
                 status, told, size = listed(connection, b"open/", 100 + i)
                 if status:
                     break
+                idle(connections)
                 sources[number].append(told)
                 total += size
             assert status == -errno.EDQUOT, number  # its own bound, or that of all
@@ -94,8 +101,8 @@ def offer(name: bytes, number: int, settled: int, flags: int) -> bytes:
     return frame(raw.OFFER, head + key(name) + meta, id=number)
 
 
-def put(connection: Raw, numbers: range, name: bytes, flags: int) -> list[int]:
-    """Puts under one name, or (%d in it) each under its own; returns how each ended."""
+def put(connection: Raw, numbers: range, name: bytes, flags: int, others: list[Raw]) -> list[int]:
+    """Puts under one name, or (%d in it) each under its own; returns how each ended. The others stay connected."""
     told: dict[int, int] = {}
     for first in range(numbers.start, numbers.stop, AT_ONCE):
         some = range(first, min(first + AT_ONCE, numbers.stop))
@@ -107,12 +114,13 @@ def put(connection: Raw, numbers: range, name: bytes, flags: int) -> list[int]:
             answer = connection.receive()
             assert answer is not None and answer[0] == raw.OFFER | raw.REPLY
             told[answer[1]] = answer[2]
+        idle(others)
     return [told[number] for number in numbers]
 
 
-def one_by_one(connection: Raw, numbers: range) -> list[int]:
+def one_by_one(connection: Raw, numbers: range, others: list[Raw]) -> list[int]:
     """The same, each under its own name when the one before has ended: then they end in this order."""
-    return [put(connection, range(n, n + 1), b"own/%d", 0)[0] for n in numbers]
+    return [put(connection, range(n, n + 1), b"own/%d", 0, others)[0] for n in numbers]
 
 
 @pytest.mark.timeout(600)
@@ -124,16 +132,16 @@ def test_what_became_of_puts_is_kept_for_all_peers_within_a_bound(
     with contextlib.ExitStack() as stack:
         *many, last = [stack.enter_context(Raw(other.keys, b.port)) for other in others]
         count = 100
-        assert one_by_one(last, range(1, count + 1)) == [0] * count
-        assert one_by_one(last, range(1, 2)) == [0]  # kept: done once
+        assert one_by_one(last, range(1, count + 1), many) == [0] * count
+        assert one_by_one(last, range(1, 2), many) == [0]  # kept: done once
         for connection in many[: KEPT_ALL // KEPT]:
-            assert set(put(connection, range(1, KEPT + 1), b"same", REPLACE)) == {0}
+            assert set(put(connection, range(1, KEPT + 1), b"same", REPLACE, [*many, last])) == {0}
         # Now there is no more room: for each that comes one of its oldest goes.
         more = 60
-        assert one_by_one(last, range(count + 1, count + more + 1)) == [0] * more
+        assert one_by_one(last, range(count + 1, count + more + 1), many) == [0] * more
         kept = range(count + more + 1 - KEPT_OWN // 2, count + more + 1)
-        assert one_by_one(last, kept) == [0] * len(kept)
-        forgotten = one_by_one(last, range(1, more // 3 + 1))
+        assert one_by_one(last, kept, many) == [0] * len(kept)
+        forgotten = one_by_one(last, range(1, more // 3 + 1), many)
         assert all(status < 0 for status in forgotten), forgotten
     with b.here():
         assert cw.get("same").nbytes == cw.get("own/1").nbytes == 0

@@ -69,8 +69,15 @@ class Member:
 
     def next(self, seconds: float = SECONDS) -> Any:
         """What it says next."""
-        assert self.pipe.poll(seconds), f"process {self.pid} says nothing"
-        return self.pipe.recv()
+        assert self.pipe.poll(seconds), f"process {self.pid} says nothing for {seconds:.0f} s"
+        try:
+            return self.pipe.recv()
+        except EOFError:
+            self.process.join(SECONDS)
+            code = self.process.exitcode
+            raise AssertionError(
+                f"process {self.pid} ended with {code} and said nothing; -9 is the kernel's where memory is short"
+            ) from None
 
     def returned(self, seconds: float = SECONDS) -> Any:
         """What its function returned."""

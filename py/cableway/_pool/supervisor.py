@@ -107,8 +107,9 @@ class Supervisor:
             engine.wake()
 
     def join(self) -> None:
-        """Waits for its end; returns at once where it calls this itself, and where it never began."""
-        if threading.current_thread() is not self.thread and not self._gave_up_start:
+        """Waits for its end; returns at once on threads that the end waits for, and where it never began."""
+        its_own = self.thread, self._workers.watcher
+        if threading.current_thread() not in its_own and not self._gave_up_start:
             self.thread.join()
 
     def defer(self, work: Callable[[], object]) -> None:

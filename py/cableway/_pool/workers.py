@@ -93,6 +93,7 @@ class Workers:
         devices: the groups, if the Pool has devices; else there is one.
         wanted: how many workers each group shall have.
         main: the notebook's `__main__`; None where there is none.
+        watcher: the thread that sees them die.
         fill_again: seconds until `fill` is to be called again, since others import now; None: it need not be.
         started: tasks may be sent. With several groups the first ones wait until each has a worker that takes them: else
             those that are ready first would take what lies on the others' GPUs.
@@ -146,13 +147,13 @@ class Workers:
         self._quit = above_stdio(lambda: os.eventfd(0, os.EFD_CLOEXEC))
         self._epoll.register(self._quit, select.EPOLLIN)
         self._is_first = True  # nobody runs yet
-        self._watcher = OwnThread(self._watch, "cableway-pool-deaths")
+        self.watcher = OwnThread(self._watch, "cableway-pool-deaths")
 
     def start_all(self) -> None:
         """The first workers, and the thread that watches them. Where it raises, `end_all` ends what there is."""
         self.fill()
         self._is_first = False
-        self._watcher.start()
+        self.watcher.start()
 
     @property
     def size(self) -> int:
@@ -449,7 +450,7 @@ class Workers:
                 _ended(worker, None)
             self.reap(worker)
         os.eventfd_write(self._quit, 1)
-        self._watcher.end()
+        self.watcher.end()
         self._end_watch()
         return there
 

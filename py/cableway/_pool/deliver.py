@@ -12,7 +12,8 @@ memory (csrc/dispatch_answer.c), which needs no broker:
     refused    it cannot be opened (no descriptor, no memory, no broker, too many clients): its task gets that error
     let go     nobody wants it: its caller has left, the Pool has ended, or it was itself lost
     its worker died, and with it the blocks: the task is lost with its worker, as if it had not answered. With `retries` it is run
-               again, else it raises WorkerDied. The supervisor decides (`Supervisor._lost`)
+               again, else it raises WorkerDied; where the Pool was terminated, it is told that. The supervisor decides
+               (`Supervisor._lost`)
 
 The reason why a block cannot be opened may be gone in a moment (another process used the last descriptors), and a result that was
 computed is worth another attempt. So the supervisor tries again for OPEN_TIMEOUT_SECONDS before it refuses; the worker stays meanwhile.
@@ -153,7 +154,8 @@ class Delivery:
             if not may_pass(why_not) or now >= until:
                 worker = self._sender_of(why_not, data)
                 if worker is not None:
-                    return False, answers.death(worker, function, None)
+                    end = self._supervisor.end_error()
+                    return False, end or answers.death(worker, function, None)
                 return False, answers.undecodable(why_not, name_of(function))
             time.sleep(LOOK_SECONDS)
         found = decoded(message, name_of(function))

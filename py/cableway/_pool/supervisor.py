@@ -318,8 +318,13 @@ class Supervisor:
         """A task went with its worker: it is run again, or has failed.
 
         Of a worker that was killed for its time limit this is that task, or one beside it. That one may have run: its
-        function may even have ended, its results being on their way out. Without retries nothing runs twice.
+        function may even have ended, its results being on their way out. Without retries nothing runs twice. Where the
+        Pool was terminated its workers die of that.
         """
+        if self._engine.must_end:
+            self._dispatch.count_lost(False)
+            self._abort(job, number)
+            return
         task, retries = None, self._engine.options.retries
         overran = (job, number) in worker.overran_tasks
         if worker.overran is None or (begun and not overran):
@@ -367,6 +372,11 @@ class Supervisor:
         self._dispatch.leave()
         self._do_deferred()
         engine.has_ended(closed)
+
+    def end_error(self) -> BaseException | None:
+        """What becomes of calls where the Pool ends now; None: it does not."""
+        engine = self._engine
+        return engine.end_error() if engine.must_end else None
 
     def _abort(self, job: Job | None, number: int) -> None:
         error = self._engine.end_error()

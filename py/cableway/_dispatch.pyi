@@ -54,6 +54,7 @@ class Outcome:
     def _given(self, timeout: float | None = None) -> Any: ...
 
 class Dispatch:
+    sender: int
     under_way: int
     def __init__(
         self,

@@ -208,9 +208,9 @@ PyObject *dispatch_take_out(PyObject *self, PyObject *work) {
 PyObject *dispatch_send_exclusive(PyObject *self, PyObject *send) {
     Dispatch *d = (Dispatch *)self;
     d->send_again = 1;
-    if (d->sending)
+    if (d->sender)
         Py_RETURN_NONE;
-    d->sending = 1;
+    d->sender = PyThread_get_thread_ident();
     PyObject *done = Py_None;
     Py_INCREF(done);
     while (d->send_again && done) {
@@ -218,7 +218,7 @@ PyObject *dispatch_send_exclusive(PyObject *self, PyObject *send) {
         Py_DECREF(done);
         done = PyObject_CallFunction(send, NULL);
     }
-    d->sending = 0;
+    d->sender = 0;
     if (!done)
         cw_pool_tell(d->pool, 1);
     return done;

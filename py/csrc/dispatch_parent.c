@@ -445,6 +445,8 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
+    {"sender", T_ULONG, offsetof(Dispatch, sender), READONLY,
+     "The thread that send_exclusive() runs on; 0: none."},
     {"under_way", T_PYSSIZET, offsetof(Dispatch, under_way), READONLY,
      "Tasks submitted and not collected."},
     {NULL, 0, 0, 0, NULL},

@@ -67,8 +67,9 @@ typedef struct {
     _Atomic uint32_t own_collects; /* by who submits; the helper reads it without the GIL: advice */
     uint32_t seen_collects;        /* the helper's: of these */
     char settled;                  /* some have ended since waiters were told */
-    uint32_t noted; /* how often what a thread waits for has changed on that thread itself */
-    char sending, send_again; /* a thread sends what waits for Python; and is to look again */
+    uint32_t noted;       /* how often what a thread waits for has changed on that thread itself */
+    unsigned long sender; /* the thread that sends what waits for Python; 0: none */
+    char send_again;      /* it is to look again */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but

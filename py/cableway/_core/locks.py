@@ -7,6 +7,10 @@ since a function in Python looks for signals when it begins. Earlier Pythons do 
 
 From Python 3.13 on what a handler raises where a conditional jump goes back in a loop leaves the `with` (or `try`) around the loop without
 its end (issue 130279). So no such loop stands in a `with` of a lock: it is a function, which the `with` calls.
+
+A signal's handler, or a finaliser, may also run on a thread that has such a lock, and there wait for another thread, which needs the
+lock: both would wait for ever. Who lets users wait for threads of ours asks `held_here` before. Invariant: each RLock of the package
+that other threads take was made here, so that it is known.
 """
 
 from __future__ import annotations
@@ -14,12 +18,16 @@ from __future__ import annotations
 import _thread
 import sys
 import threading
+import weakref
+from typing import Any
 
-__all__ = ["Lock", "RLock"]
+__all__ = ["Lock", "RLock", "held_here"]
+
+_made: set[weakref.ref[Any]] = set()  # of each RLock that is alive
 
 if sys.version_info >= (3, 14):
 
-    class RLock(_thread.RLock):
+    class _RLock(_thread.RLock):
         """`threading.RLock`."""
 
         def __enter__(self) -> bool:
@@ -33,7 +41,27 @@ if sys.version_info >= (3, 14):
             return True
 
     Lock = (
-        RLock  # one in C cannot be a base; who takes it gives it back, so that it may be this one
+        _RLock  # one in C cannot be a base; who takes it gives it back, so that it may be this one
     )
 else:
-    RLock, Lock = threading.RLock, threading.Lock
+    _RLock, Lock = threading.RLock, threading.Lock
+
+
+def RLock() -> Any:
+    """A `threading.RLock`."""
+    lock = _RLock()
+    _made.add(weakref.ref(lock, _made.discard))
+    return lock
+
+
+def held_here() -> bool:
+    """Whether this thread has an RLock that was made here: then it is in the midst of a step that others may wait for.
+
+    >>> lock = RLock()
+    >>> with lock:
+    ...     held_here()
+    True
+    >>> held_here()
+    False
+    """
+    return any(lock is not None and lock._is_owned() for lock in [each() for each in list(_made)])

@@ -12,7 +12,8 @@ Threads of the parent
 Workers take tasks from shared memory (shm/tasks/dispatch.h); a task belongs to a worker from then on. Tasks for which there is no
 room wait in the parent (_pool.submit). The thread that collects an answer delivers it (_pool.deliver).
 
-`_lock` guards the state; no code of the user runs under it. When the parent dies, the workers end (see _pool.worker.worker).
+`_lock` guards the state; no code of the user runs under it, but for a signal's handler and a finaliser, which may come at any line of
+any thread. So nobody waits for the Pool's end on a thread that has a lock of ours (`_wait_for_end`). When the parent dies, the workers end (see _pool.worker.worker).
 """
 
 from __future__ import annotations
@@ -426,15 +427,25 @@ class Engine:
             self.state = TERMINATE
         self.wake()  # at once: a signal's handler may raise on the way to what follows
         self._workers.terminate()
-        self._supervisor.join()
+        self._wait_for_end()
 
     def join(self) -> None:
         """Waits until all workers have ended and all callbacks have run."""
         if os.getpid() != self.pid:
             return
         self._tell_state()  # a Ctrl-C may have come into `close` or `terminate` before they did
+        if self._wait_for_end():
+            self._callbacks.join()
+
+    def _wait_for_end(self) -> bool:
+        """Waits until the supervisor has ended. False: not here, in the midst of a step of this thread that the end itself
+        waits for; it ends when the step is done.
+        """
+        sends = self.state == CLOSE and self.dispatch.sender == threading.get_ident()
+        if sends or locks.held_here():
+            return False
         self._supervisor.join()
-        self._callbacks.join()
+        return True
 
     def defer(self, work: Callable[[], object]) -> None:
         """Lets the supervisor do something, which no signal's handler interrupts."""

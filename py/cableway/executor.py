@@ -132,7 +132,7 @@ class Executor(futures.Executor):
         )
         self._max_workers = max_workers
         self._mp_context = mp_context
-        self._lock = locks.Lock()
+        self._lock = locks.RLock()  # a handler or a finaliser may come where it is held
         self._engine: Engine | None = None
         self._starter: int | None = None  # the process that has begun to start it
         self._is_shut_down = False
@@ -140,10 +140,16 @@ class Executor(futures.Executor):
 
     def _running(self) -> Engine:
         """The engine; starts it if it does not run yet. The caller is inside `with _starts`."""
+        nested = self._lock._is_owned()
         with self._lock:
             if self._is_shut_down:
                 raise _shut_down()
             engine, pid = self._engine, os.getpid()
+            if engine is None and nested:
+                raise RuntimeError(
+                    "this thread is starting the executor's workers already, which a signal's handler or a finaliser has "
+                    "interrupted: submit elsewhere"
+                )
             if engine is None and self._starter in (None, pid):
                 return self._start(pid)
         if (
@@ -175,6 +181,9 @@ class Executor(futures.Executor):
         finally:
             if self._engine is None:
                 self._starter = None
+        if self._is_shut_down:  # by a signal's handler, which found nothing to end yet
+            engine.close()
+            raise _shut_down()
         return engine  # if its workers fail at once, the first future tells
 
     def is_usable(self) -> bool:
@@ -446,7 +455,7 @@ _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     """Another thread of the parent may have had the lock; and who starts workers has it while they are forked."""
     for executor in list(_executors):
-        executor._lock = locks.Lock()
+        executor._lock = locks.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

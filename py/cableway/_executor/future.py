@@ -23,12 +23,12 @@ __all__ = ["Future"]
 _PENDING, _CANCELLED = "PENDING", "CANCELLED"  # states of a Future; also FINISHED
 _LOGGER = logging.getLogger("concurrent.futures")
 
-_guard = locks.Lock()
+_guard = locks.RLock()  # a finaliser may come to take it on a thread that has it
 
 
 def _renew_guard() -> None:
     global _guard
-    _guard = locks.Lock()
+    _guard = locks.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_guard)  # another thread of the parent may have had it
@@ -71,7 +71,7 @@ class Future(futures.Future[Any], Outcome, Withdrawable):
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made: threading.Condition | None = self._made
         if made is None:
-            new = threading.Condition()  # not under the guard, which a finaliser may come to take
+            new = threading.Condition(locks.RLock())
             with _guard:
                 made = self._made
                 if made is None:

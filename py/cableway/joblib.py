@@ -129,7 +129,7 @@ class _Workers:
     """Keeps the executor that was used last, for the next call of the same kind."""
 
     def __init__(self) -> None:
-        self._lock = locks.Lock()
+        self._lock = locks.RLock()  # a handler or a finaliser may come where it is held
         self._idle: tuple[Any, Executor] | None = None
         self._timer: threading.Timer | None = None
 
@@ -156,14 +156,16 @@ class _Workers:
 
     def give_back(self, kind: Any, executor: Executor) -> None:
         """Takes an executor back that a call has used, and keeps it for the next one."""
-        before = self._take_idle()
+        timer = threading.Timer(_IDLE_SECONDS, self.end)
+        timer.daemon = True
+        with self._lock:
+            before, self._idle = self._idle, (kind, executor)
+            last, self._timer = self._timer, timer
+            timer.start()  # one that was cancelled meanwhile ends at once
+        if last is not None:
+            last.cancel()
         if before is not None:
             before[1].shutdown(wait=False)
-        with self._lock:
-            self._idle = (kind, executor)
-            self._timer = threading.Timer(_IDLE_SECONDS, self.end)
-            self._timer.daemon = True
-            self._timer.start()
 
     def end(self) -> None:
         """Ends the workers that wait for the next call."""
@@ -272,13 +274,14 @@ class CablewayBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[m
         self, func: Callable[[], Any], callback: Callable[[Any], object] | None = None
     ) -> Batch | futures.Future[Any]:
         """Hands a batch to a worker."""
-        if self._executor is None:
+        executor, call = self._executor, self._call  # another thread may end the call meanwhile
+        if executor is None:
             raise RuntimeError("this call of Parallel has ended or was aborted")
         arguments = self._batches.arguments(func)
-        self._tell_modules(self._executor)
-        if self._call is not None and callback is not None:
-            return self._call.submit(run, arguments, callback)
-        future = self._executor.submit(run, *arguments)
+        self._tell_modules(executor)
+        if call is not None and callback is not None:
+            return call.submit(run, arguments, callback)
+        future = executor.submit(run, *arguments)
         if callback is not None:
             future.add_done_callback(callback)
         return future

@@ -184,8 +184,8 @@ class safe_open:
 
     def metadata(self) -> dict[str, str] | None:
         """The file's metadata; None if it has none."""
-        self._check_open()
-        return self._checkpoint.metadata() or None
+        with _as_theirs():
+            return self._checkpoint.metadata() or None
 
     def get_tensor(self, name: str) -> Any:
         """One tensor.

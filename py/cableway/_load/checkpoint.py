@@ -16,6 +16,7 @@ from cableway._core.leases import Lease, usable
 from cableway._core.library import failure, ffi, lib
 from cableway.array import Array
 from cableway.device import resolve
+from cableway.errors import Error
 
 __all__ = ["Checkpoint", "Read", "Tensor", "file_failure", "path_of", "place_of"]
 
@@ -94,6 +95,8 @@ class Read(NamedTuple):
 class Checkpoint:
     """Files that are open until it goes.
 
+    Another thread may close it in the midst of a call: who uses the cell takes it before, and the last one ends it.
+
     Args:
         path: of a .safetensors file, a folder of such, or their index.
 
@@ -103,15 +106,15 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._cell = ffi.gc(ffi.new("cw_checkpoint **"), lib.cwpy_checkpoint_end)
-        status = lib.cw_checkpoint_open(path_of(path), self._cell)
+        cell = self._cell = ffi.gc(ffi.new("cw_checkpoint **"), lib.cwpy_checkpoint_end)
+        status = lib.cw_checkpoint_open(path_of(path), cell)
         if status < 0:
             raise file_failure(status)
         self.tensors: dict[str, Tensor] = {}
         told = ffi.new("cw_tensor *")
         known: dict[Any, Layout] = {}
-        for number in range(lib.cw_checkpoint_count(self._cell[0])):
-            lib.cw_checkpoint_tensor(self._cell[0], number, told)
+        for number in range(lib.cw_checkpoint_count(cell[0])):
+            lib.cw_checkpoint_tensor(cell[0], number, told)
             layout = told.layout
             shape = tuple(ffi.unpack(layout.shape, layout.ndim)) if layout.ndim else ()
             key = shape, layout.dtype
@@ -123,19 +126,27 @@ class Checkpoint:
             self.tensors[name] = Tensor(number, seen, int(told.size_bytes))
 
     def close(self) -> None:
-        """Closes the files. May be repeated."""
-        lib.cwpy_checkpoint_end(self._cell)
+        """Closes the files, once no call uses them. May be repeated."""
+        self._cell = None
 
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
-        return not self._cell[0]
+        return self._cell is None
+
+    def _open_cell(self) -> Any:
+        """To be dropped after its use, also where that raises: an exception's traceback would keep the files open."""
+        cell = self._cell
+        if cell is None:
+            raise Error("this file is closed")
+        return cell
 
     def metadata(self) -> dict[str, str]:
         """The `__metadata__` of the first file."""
         key, value = ffi.new("char const **"), ffi.new("char const **")
         found: dict[str, str] = {}
-        while lib.cw_checkpoint_note(self._cell[0], len(found), key, value) == 0:
+        files = self._open_cell()
+        while lib.cw_checkpoint_note(files[0], len(found), key, value) == 0:
             found[ffi.string(key[0]).decode()] = ffi.string(value[0]).decode()
         return found
 
@@ -144,16 +155,18 @@ class Checkpoint:
 
         Raises:
             OSError: what the system says.
-            Error: a file was written to, or cut off.
+            Error: a file was written to, or cut off; or it is closed.
         """
+        # First, so that it goes before what it uses.
+        cell = ffi.gc(ffi.new("cw_reading **"), lib.cwpy_reading_end)
         reads = ffi.new("cw_read[]", max(len(wanted), 1))
         for one, read in zip(reads, wanted, strict=False):
             one.tensor = read.tensor.number
             one.array = ffi.NULL if read.lease is None else usable(read.lease)
             one.offset_bytes, one.skip_bytes, one.size_bytes = read.offset, read.skip, read.nbytes
-        cell = ffi.gc(ffi.new("cw_reading **"), lib.cwpy_reading_end)
+        files = self._open_cell()
         try:
-            status = lib.cw_reading_begin(self._cell[0], reads, len(wanted), cell)
+            status = lib.cw_reading_begin(files[0], reads, len(wanted), cell)
             slice_, _ = slice_ns(math.inf)  # signals are served between the calls
             while status == 0:
                 status = lib.cw_reading_wait(cell[0], slice_)
@@ -164,7 +177,8 @@ class Checkpoint:
             if status < 0:
                 raise file_failure(status)
         finally:
-            lib.cwpy_reading_end(cell)  # before the arrays may go
+            lib.cwpy_reading_end(cell)  # before the arrays and the files may go
+            del files
         return [int(reads[number].hash) for number in range(len(wanted))]
 
     def read_small(self, tensor: Tensor, skip: int, address: int, nbytes: int) -> None:
@@ -175,7 +189,11 @@ class Checkpoint:
             Error: a file was written to, or cut off.
         """
         place = ffi.cast("void *", address)
-        status = lib.cw_checkpoint_read(self._cell[0], tensor.number, skip, place, nbytes)
+        files = self._open_cell()
+        try:
+            status = lib.cw_checkpoint_read(files[0], tensor.number, skip, place, nbytes)
+        finally:
+            del files
         if status < 0:
             raise file_failure(status)
 

@@ -320,7 +320,8 @@ class Executor(futures.Executor):
         """Takes no more work. The workers end when all submitted tasks are done. May be repeated.
 
         Args:
-            wait: return only when they have ended.
+            wait: return only when they have ended. RuntimeError in the handler of a signal that has interrupted a step of the
+                executor in this thread, without which it does not end.
             cancel_futures: what no worker has begun is cancelled.
         """
         with self._lock:

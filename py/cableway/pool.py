@@ -430,7 +430,7 @@ class Pool(_Standard):
         self._engine.terminate()
 
     def join(self) -> None:
-        """Waits for the workers to end. ValueError before close() or terminate()."""
+        """Waits for the workers to end. ValueError before close() or terminate(), RuntimeError where a signal's handler cannot."""
         if self._engine.state == RUN:
             raise ValueError("Pool is still running")
         self._engine.join()

@@ -208,9 +208,11 @@ PyObject *dispatch_take_out(PyObject *self, PyObject *work) {
 PyObject *dispatch_send_exclusive(PyObject *self, PyObject *send) {
     Dispatch *d = (Dispatch *)self;
     d->send_again = 1;
-    if (d->sender)
+    if (d->sending)
         Py_RETURN_NONE;
-    d->sender = PyThread_get_thread_ident();
+    d->sending = 1;
+    struct step step;
+    dispatch_enter(d, &step, STEP_SENDS);
     PyObject *done = Py_None;
     Py_INCREF(done);
     while (d->send_again && done) {
@@ -218,7 +220,8 @@ PyObject *dispatch_send_exclusive(PyObject *self, PyObject *send) {
         Py_DECREF(done);
         done = PyObject_CallFunction(send, NULL);
     }
-    d->sender = 0;
+    dispatch_exit(d, &step);
+    d->sending = 0;
     if (!done)
         cw_pool_tell(d->pool, 1);
     return done;

@@ -50,8 +50,11 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
         return NULL;
     if (cell < 0)
         Py_RETURN_NONE;
-    struct call call = {
-        .next = d->calls, .function = function, .token = ++d->tokens, .cell = (uint32_t)cell};
+    struct call call = {.next = d->calls,
+                        .thread = PyThread_get_thread_ident(),
+                        .function = function,
+                        .token = ++d->tokens,
+                        .cell = (uint32_t)cell};
     d->calls = &call;
     d->entries[cell] = (struct entry){.call = &call};
     cw_pool_wake(d->pool, group, 1);
@@ -61,6 +64,8 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
         code = dispatch_listen_once(d, was, LOOK_NS, &call) ? -1 : PyErr_CheckSignals();
     }
     forget_call(d, &call);
+    struct step step;
+    dispatch_enter(d, &step, STEP_DELIVERS); /* the worker stays until its message is decoded */
     PyObject *result = NULL;
     if (code == 0 && call.error) /* what a signal's handler raised meanwhile goes before it */
         PyErr_SetObject((PyObject *)Py_TYPE(call.error), call.error);
@@ -68,7 +73,22 @@ PyObject *dispatch_call(PyObject *self, PyObject *args) {
         result = value_of(&call, decode);
     Py_XDECREF(call.data); /* one that nobody takes lets its worker go */
     Py_XDECREF(call.error);
+    dispatch_exit(d, &step);
     return result;
+}
+
+PyObject *dispatch_holds_up(PyObject *self, PyObject *unused) {
+    const Dispatch *d = (Dispatch *)self;
+    (void)unused;
+    const unsigned long me = PyThread_get_thread_ident();
+    long found = 0;
+    for (const struct step *step = d->steps; step; step = step->next)
+        if (step->thread == me && (long)step->kind > found)
+            found = (long)step->kind;
+    for (const struct call *call = d->calls; call && !found; call = call->next)
+        if (call->thread == me && call->ended && call->kind == ANSWER_MESSAGE)
+            found = STEP_DELIVERS;
+    return PyLong_FromLong(found);
 }
 
 /* Ends calls with an exception: the one that `reap` has told of, or all. */

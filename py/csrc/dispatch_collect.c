@@ -94,6 +94,18 @@ PyObject *dispatch_leave(PyObject *self, PyObject *unused) {
     Py_RETURN_NONE;
 }
 
+void dispatch_enter(Dispatch *d, struct step *step, enum step_kind kind) {
+    *step = (struct step){d->steps, PyThread_get_thread_ident(), kind};
+    d->steps = step;
+}
+
+void dispatch_exit(Dispatch *d, struct step *step) {
+    struct step **at = &d->steps;
+    while (*at != step)
+        at = &(*at)->next;
+    *at = step->next;
+}
+
 /* By the thread that nothing interrupts: again while there is an exception, which is a fault of
  * ours. An exception that is set stays. */
 static int deliver_all(Dispatch *d, PyObject *list) {
@@ -153,8 +165,11 @@ static void hand_over(Dispatch *d, PyObject *list) {
  */
 static int deliver_once(Dispatch *d, PyObject *list) {
     PyObject *done = NULL;
+    struct step step;
+    dispatch_enter(d, &step, STEP_DELIVERS);
     if (!PyErr_Occurred() && d->deliver)
         done = PyObject_CallFunction(d->deliver, "Ol", list, 0L);
+    dispatch_exit(d, &step);
     hand_over(d, list);
     Py_XDECREF(done);
     if (!PyErr_Occurred())

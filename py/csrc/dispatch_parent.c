@@ -437,6 +437,10 @@ static PyMethodDef methods[] = {
     {"running", dispatch_running, METH_NOARGS, "[(owner, number, worker, seconds, cell)]."},
     {"owners", dispatch_owners, METH_NOARGS, "Of each task under way or not delivered yet."},
     {"is_taken", dispatch_is_taken, METH_VARARGS, "(cell, owner)"},
+    {"holds_up", dispatch_holds_up, METH_NOARGS,
+     "What this thread is in, if somebody has interrupted it: 1: it delivers an answer, for which "
+     "a "
+     "worker may wait; 2: it sends what waits; 0: nothing of that."},
     {"look_at", dispatch_look_at, METH_VARARGS,
      "(worker): state, tasks, busy ns, bytes in, bytes out."},
     {"words", dispatch_words, METH_VARARGS, "(worker): what it left before it told its state."},
@@ -445,8 +449,6 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"sender", T_ULONG, offsetof(Dispatch, sender), READONLY,
-     "The thread that send_exclusive() runs on; 0: none."},
     {"under_way", T_PYSSIZET, offsetof(Dispatch, under_way), READONLY,
      "Tasks submitted and not collected."},
     {NULL, 0, 0, 0, NULL},

@@ -8,13 +8,21 @@
 
 struct call {
     struct call *next;
-    PyObject *function; /* borrowed: for who has to tell of a death */
-    uint64_t token;     /* names it to `fail`; never used again */
+    unsigned long thread; /* which waits for it */
+    PyObject *function;   /* borrowed: for who has to tell of a death */
+    uint64_t token;       /* names it to `fail`; never used again */
     uint32_t cell;
     int ended;
     uint32_t kind;
     PyObject *data;  /* the answer's bytes, or an Answer */
     PyObject *error; /* or what became of it */
+};
+/* What a thread does: on its stack. */
+enum step_kind { STEP_DELIVERS = 1, STEP_SENDS };
+struct step {
+    struct step *next;
+    unsigned long thread;
+    enum step_kind kind;
 };
 struct entry {
     PyObject *owner;   /* NULL: a call's, or nobody's */
@@ -44,6 +52,7 @@ typedef struct {
     PyObject *deliver;
     struct entry *entries;
     struct call *calls;
+    struct step *steps; /* all that threads are in */
     uint32_t cells, workers, groups;
     int64_t spin_ns;
     Py_ssize_t under_way;
@@ -67,9 +76,8 @@ typedef struct {
     _Atomic uint32_t own_collects; /* by who submits; the helper reads it without the GIL: advice */
     uint32_t seen_collects;        /* the helper's: of these */
     char settled;                  /* some have ended since waiters were told */
-    uint32_t noted;       /* how often what a thread waits for has changed on that thread itself */
-    unsigned long sender; /* the thread that sends what waits for Python; 0: none */
-    char send_again;      /* it is to look again */
+    uint32_t noted; /* how often what a thread waits for has changed on that thread itself */
+    char sending, send_again; /* a thread sends what waits for Python; and is to look again */
 } Dispatch;
 
 /* Whether this process has made it; else -1 with a ValueError: a child has the parent's memory, but
@@ -108,6 +116,10 @@ void dispatch_own(Dispatch *d, long cell, PyObject *owner, uint64_t number, PyOb
 
 /* ---- dispatch_collect.c ---- */
 
+/* This thread is in a step until it leaves it, whatever a signal's handler does in between. */
+void dispatch_enter(Dispatch *d, struct step *step, enum step_kind kind);
+void dispatch_exit(Dispatch *d, struct step *step);
+
 /* Gives a list of answers to the engine. Takes the list over. An exception that is set stays. */
 int dispatch_deliver(Dispatch *d, PyObject *list);
 /* Collects all answers: 0, or -1 with an exception. *list: those that are to be delivered, NULL
@@ -136,6 +148,7 @@ void answer_release(PyObject *object);
 /* ---- dispatch_calls.c ---- */
 
 PyObject *dispatch_call(PyObject *self, PyObject *args);
+PyObject *dispatch_holds_up(PyObject *self, PyObject *unused);
 PyObject *dispatch_fail(PyObject *self, PyObject *args);
 
 /* Seconds to ns; < 0 and None: for ever. 0, or -1 with an exception. */

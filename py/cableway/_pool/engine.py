@@ -54,6 +54,8 @@ __all__ = ["CLOSE", "RUN", "TERMINATE", "Engine"]
 
 RUN, CLOSE, TERMINATE = "RUN", "CLOSE", "TERMINATE"
 
+_SENDS = 2  # what Dispatch.holds_up says of a thread that sends
+_LOOK_SECONDS, _LOOKS_MAX = 0.1, 10  # of who waits for the end, whether the end waits for it
 _KEEP_BYTES = 512 << 20  # memory for arguments that the parent keeps
 # A signal may come just before the sleep: who waits for ever looks up now and then. It is CW_TRACE_PART_NS: traces show
 # calls with this limit as one wait.
@@ -438,14 +440,27 @@ class Engine:
             self._callbacks.join()
 
     def _wait_for_end(self) -> bool:
-        """Waits until the supervisor has ended. False: not here, in the midst of a step of this thread that the end itself
-        waits for; it ends when the step is done.
+        """Waits until the supervisor has ended. False: it was terminated, and cannot be waited for here, in the midst of a
+        step of this thread that the end waits for; it ends when the step is done.
+
+        Raises:
+            RuntimeError: the same where it was closed. Where this thread delivers an answer, that is known only when it
+                has not ended after a second.
         """
-        sends = self.state == CLOSE and self.dispatch.sender == threading.get_ident()
-        if sends or locks.held_here():
-            return False
-        self._supervisor.join()
-        return True
+        looks = 0
+        while True:
+            terminated, step = self.must_end, self.dispatch.holds_up()
+            held = locks.held_here() or (step == _SENDS and not terminated)
+            if self._supervisor.join(0 if held else _LOOK_SECONDS):
+                return True
+            if terminated and held:
+                return False
+            looks = looks + 1 if step else 0
+            if not terminated and (held or looks > _LOOKS_MAX):
+                raise RuntimeError(
+                    "it was closed and will end, but this thread cannot wait for that: a signal's handler or a finaliser "
+                    "has interrupted a step of it that the end waits for; wait in another thread, or after the handler"
+                )
 
     def defer(self, work: Callable[[], object]) -> None:
         """Lets the supervisor do something, which no signal's handler interrupts."""

@@ -106,11 +106,15 @@ class Supervisor:
         else:
             engine.wake()
 
-    def join(self) -> None:
-        """Waits for its end; returns at once on threads that the end waits for, and where it never began."""
+    def join(self, seconds: float | None = None) -> bool:
+        """Waits for its end, or seconds: whether it has come. At once and True on threads that the end waits for, and where
+        it never began.
+        """
         its_own = self.thread, self._workers.watcher
-        if threading.current_thread() not in its_own and not self._gave_up_start:
-            self.thread.join()
+        if threading.current_thread() in its_own or self._gave_up_start:
+            return True
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
 
     def defer(self, work: Callable[[], object]) -> None:
         """Does something soon, on the supervisor's thread. Any thread."""

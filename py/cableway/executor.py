@@ -132,7 +132,7 @@ class Executor(futures.Executor):
         )
         self._max_workers = max_workers
         self._mp_context = mp_context
-        self._lock = locks.RLock()  # a handler or a finaliser may come where it is held
+        self._lock = locks.RLock(known=False)  # a handler or a finaliser may come where it is held
         self._engine: Engine | None = None
         self._starter: int | None = None  # the process that has begun to start it
         self._is_shut_down = False
@@ -456,7 +456,7 @@ _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     """Another thread of the parent may have had the lock; and who starts workers has it while they are forked."""
     for executor in list(_executors):
-        executor._lock = locks.RLock()
+        executor._lock = locks.RLock(known=False)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

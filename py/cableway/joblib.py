@@ -129,7 +129,7 @@ class _Workers:
     """Keeps the executor that was used last, for the next call of the same kind."""
 
     def __init__(self) -> None:
-        self._lock = locks.RLock()  # a handler or a finaliser may come where it is held
+        self._lock = locks.RLock(known=False)  # a handler or a finaliser may come where it is held
         self._idle: tuple[Any, Executor] | None = None
         self._timer: threading.Timer | None = None
 

@@ -10,12 +10,14 @@ its end (issue 130279). So no such loop stands in a `with` of a lock: it is a fu
 
 A signal's handler, or a finaliser, may also run on a thread that has such a lock, and there wait for another thread, which needs the
 lock: both would wait for ever. Who lets users wait for threads of ours asks `held_here` before. Invariant: each RLock of the package
-that other threads take was made here, so that it is known.
+that these threads take was made here, so that it is known. A forked child knows none of its parent's: a worker is forked in the midst
+of a step, which it never ends.
 """
 
 from __future__ import annotations
 
 import _thread
+import os
 import sys
 import threading
 import weakref
@@ -24,6 +26,7 @@ from typing import Any
 __all__ = ["Lock", "RLock", "held_here"]
 
 _made: set[weakref.ref[Any]] = set()  # of each RLock that is alive
+os.register_at_fork(after_in_child=_made.clear)
 
 if sys.version_info >= (3, 14):
 
@@ -47,15 +50,16 @@ else:
     _RLock, Lock = threading.RLock, threading.Lock
 
 
-def RLock() -> Any:
-    """A `threading.RLock`."""
+def RLock(*, known: bool = True) -> Any:
+    """A `threading.RLock`. known: `held_here` knows it; False: none of our threads ever takes it."""
     lock = _RLock()
-    _made.add(weakref.ref(lock, _made.discard))
+    if known:
+        _made.add(weakref.ref(lock, _made.discard))
     return lock
 
 
 def held_here() -> bool:
-    """Whether this thread has an RLock that was made here: then it is in the midst of a step that others may wait for.
+    """Whether this thread has a known RLock that was made here: then it is in the midst of a step that others may wait for.
 
     >>> lock = RLock()
     >>> with lock:

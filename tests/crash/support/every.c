@@ -54,6 +54,7 @@ void at_every_instruction(void **state) {
         over += end == STEP_OVER;
         operation->check();
     }
+    assert_true(over - 1 <= path.count / 4); /* nearly all are killed */
     step_path_deinit(&path);
     print_message("# killed at each of %d instructions, but for %d runs that went a shorter way\n",
                   (int)n - 1, (int)over - 1);

@@ -6,8 +6,6 @@ import pytest
 from closing_support import holds_nothing_idle
 
 PROGRAM = """
-import sys
-from itertools import count
 import numpy as np
 import pickle
 import cableway as cw
@@ -15,8 +13,6 @@ from cableway import array as arrays
 from cableway._array import copies
 from cableway._queue import items
 
-# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
-EVENT = "opcode" if sys.version_info < (3, 12) else "line"
 values, given, queue = np.ones(1 << 17), cw.put("given", np.ones(1 << 17)), cw.Queue()
 files = copies.__file__, arrays.__file__, items.__file__
 uses = {
@@ -30,21 +26,12 @@ uses = {
     "queue": lambda x: (queue.put([x]), queue.get_nowait()),
 }
 
-def closing(array, place):
-    numbers = count()
-    def look(frame, event, argument):
-        if frame.f_code.co_filename not in files or frame.f_code.co_name == "close":
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
-        if event == EVENT and next(numbers) == place:
-            sys.settrace(None)
-            array.close()
-        return look
-    sys.settrace(look)
+def is_traced(code):
+    return code.co_filename in files and code.co_name != "close"
 
 for place in count():
     array = cw.empty(1 << 17)
-    closing(array, place)
+    closing(array, place, lambda x: x.close(), is_traced)
     try:
         uses[sys.argv[1]](array)
     except ValueError as error:

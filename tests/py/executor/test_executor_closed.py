@@ -19,11 +19,8 @@ import numpy as np
 import cableway as cw
 from cableway import _executor, _pool, executor as executors
 
-# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
-EVENT = "opcode" if sys.version_info < (3, 12) else "line"
 FOLDERS = _pool.__path__[0], _executor.__path__[0], executors.__file__
 use, way, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-step = step if EVENT == "opcode" else step // 4 + 1
 big, heard, begun = np.ones(20_000), [], []
 uses = {
     "first": lambda e: e.submit(abs, -1).result(30),
@@ -44,28 +41,20 @@ ways = {
     "terminate": lambda e: e.terminate_workers(),
 }
 
-def closing(executor, place):
-    numbers, came = count(), []
-    def look(frame, event, argument):
-        if not frame.f_code.co_filename.startswith(FOLDERS):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
-        if event == EVENT and not came and next(numbers) == place:
-            came.append(place)
-            sys.settrace(None)
-            try:
-                ways[way](executor)
-            except RuntimeError as error:
-                assert "this thread cannot wait" in str(error), (place, error)
-        return look
-    sys.settrace(look)
-    return came
+def end(executor):
+    try:
+        ways[way](executor)
+    except RuntimeError as error:
+        assert "this thread cannot wait" in str(error), error
+
+def is_traced(code):
+    return code.co_filename.startswith(FOLDERS)
 
 def close_at(place):
     executor = cw.Executor(1, mp_context="fork")
     if use != "first":
         begun[:] = [executor.submit(time.sleep, 0.001) for _ in range(3)]
-    came = closing(executor, place)
+    came = closing(executor, place, end, is_traced)
     try:
         uses[use](executor)
     except RuntimeError as error:
@@ -81,24 +70,7 @@ def close_at(place):
     assert all(future.done() for future in begun), place
     return came
 
-def there():
-    begun.clear(), heard.clear(), gc.collect()
-    return len(os.listdir("/proc/self/fd")), len(sys._current_frames()), len(multiprocessing.active_children())
-
-def more(there):
-    return any(one > other for one, other in zip(there, before))
-
-close_at(-1)
-before = there()
-for place in count(0, step):
-    if not close_at(place):
-        break
-until = time.monotonic() + 20
-while more(there()) and time.monotonic() < until:
-    time.sleep(0.01)
-assert not more(there()), (there(), before)
-assert place > 5 * step, place
-print("held")
+leaves_nothing(close_at, step, lambda: (begun.clear(), heard.clear()))
 """
 # How many instructions lie between two at which it is closed.
 USES = {

@@ -6,14 +6,11 @@ import pytest
 from closing_support import holds
 
 PROGRAM = """
-import pickle, sys
-from itertools import count
+import pickle
 import cableway as cw
 from cableway import client, group, name
 from cableway._core import leases
 
-# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
-EVENT = "opcode" if sys.version_info < (3, 12) else "line"
 files = client.__file__, group.__file__, leases.__file__, name.__file__
 uses = {
     "address": lambda c: c.address,
@@ -27,23 +24,9 @@ uses = {
     "pickle": lambda c: pickle.loads(pickle.dumps(cw.empty(10))),
 }
 
-def closing(connection, place):
-    numbers, came = count(), []
-    def look(frame, event, argument):
-        if frame.f_code.co_filename not in files:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
-        if event == EVENT and next(numbers) == place:
-            came.append(place)
-            sys.settrace(None)
-            connection.close()
-        return look
-    sys.settrace(look)
-    return came
-
 for place in count():
     connection = cw.connect(namespace="closing")
-    came = closing(connection, place)
+    came = closing(connection, place, lambda c: c.close(), lambda code: code.co_filename in files)
     try:
         uses[sys.argv[1]](connection)
     except ValueError as error:

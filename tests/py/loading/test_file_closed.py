@@ -8,16 +8,12 @@ import pytest
 from closing_support import holds
 
 PROGRAM = """
-import os, sys
-from itertools import count
 import numpy as np
 from safetensors.numpy import save_file
 import cableway as cw
 from cableway import safetensors
 from cableway._load import checkpoint
 
-# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
-EVENT = "opcode" if sys.version_info < (3, 12) else "line"
 use, path = sys.argv[1:]
 files = safetensors.__file__, checkpoint.__file__
 save_file({"big": np.ones(1 << 17), "small": np.arange(8.0)}, path, {"by": "test"})
@@ -34,24 +30,10 @@ uses = {
 def is_open():
     return any(os.path.realpath(f"/proc/self/fd/{fd}") == os.path.realpath(path) for fd in os.listdir("/proc/self/fd"))
 
-def closing(file, place):
-    numbers, came = count(), []
-    def look(frame, event, argument):
-        if frame.f_code.co_filename not in files:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
-        if event == EVENT and next(numbers) == place:
-            came.append(place)
-            sys.settrace(None)
-            file.__exit__(None, None, None)
-        return look
-    sys.settrace(look)
-    return came
-
 kept = None
 for place in count():
     file = safetensors.safe_open(path, "np")
-    came = closing(file, place)
+    came = closing(file, place, lambda f: f.__exit__(None, None, None), lambda code: code.co_filename in files)
     try:
         assert uses[use](file)
     except safetensors.SafetensorError as error:

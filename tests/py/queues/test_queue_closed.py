@@ -6,14 +6,11 @@ import pytest
 from closing_support import holds_nothing_idle
 
 PROGRAM = """
-import pickle, sys
-from itertools import count
+import pickle
 import cableway as cw
 from cableway import queue as queues
 from cableway._queue import descriptors
 
-# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
-EVENT = "opcode" if sys.version_info < (3, 12) else "line"
 uses = {
     "put": lambda q: q.put("x"),
     "get": lambda q: q.get(),
@@ -30,20 +27,12 @@ uses = {
 }
 told_after_close = {"qsize", "nbytes", "full", "close", "repr"}
 
-def closing(queue, place):
-    numbers, came = count(), []
-    def look(frame, event, argument):
-        if frame.f_code.co_filename not in (queues.__file__, descriptors.__file__):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
-        if event == EVENT and next(numbers) == place:
-            sys.settrace(None)
-            queue.close()
-            came.append(cw.JoinableQueue())  # where the other one lay, if nobody has that
-            came[0].put("b")
-        return look
-    sys.settrace(look)
-    return came
+files, others = (queues.__file__, descriptors.__file__), []
+
+def close(queue):
+    queue.close()
+    others[:] = [cw.JoinableQueue()]  # where the other one lay, if nobody has that
+    others[0].put("b")
 
 use = sys.argv[1]
 for place in count():
@@ -51,7 +40,7 @@ for place in count():
     queue.put("a")
     if use == "join":
         queue.get(), queue.task_done()
-    came = closing(queue, place)
+    came = closing(queue, place, close, lambda code: code.co_filename in files)
     try:
         uses[use](queue)
     except (ValueError, OSError) as error:
@@ -62,8 +51,8 @@ for place in count():
         break
     assert queue._end is None, place  # it keeps no memory
     assert use in ("get", "put", "join") or queue.qsize() == 1, place
-    assert came[0].qsize() == 1 and came[0].get() == "b", place
-    came[0].task_done()
+    assert others[0].qsize() == 1 and others[0].get() == "b", place
+    others[0].task_done()
 assert place > 5, place
 print("held")
 """

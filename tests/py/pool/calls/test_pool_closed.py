@@ -20,17 +20,13 @@ import cableway as cw
 from cableway._pool import workers
 
 PROGRAM = """
-import gc, multiprocessing, os, sys, threading, time
-from itertools import count
+import sys, threading, time
 import numpy as np
 import cableway as cw
 from cableway import _pool, pool as pools
 
-# From Python 3.12 on, the instructions of a function are not told again once tracing has ended and begun: then lines have to do.
-EVENT = "opcode" if sys.version_info < (3, 12) else "line"
 FOLDERS = _pool.__path__[0], pools.__file__
 use, way, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
-step = step if EVENT == "opcode" else step // 4 + 1
 big, heard, fed = np.ones(20_000), [], lambda: (x for x in range(-3, 3))
 uses = {
     "apply": lambda p: p.apply(abs, (-1,)),
@@ -51,26 +47,18 @@ ways = {
     "close": lambda p: (p.close(), p.join()),
 }
 
-def closing(pool, place):
-    numbers, came = count(), []
-    def look(frame, event, argument):
-        if not frame.f_code.co_filename.startswith(FOLDERS):
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = EVENT == "opcode", EVENT == "line"
-        if event == EVENT and not came and next(numbers) == place:
-            came.append(place)
-            sys.settrace(None)
-            try:
-                ways[way](pool)
-            except RuntimeError as error:
-                assert "this thread cannot wait" in str(error), (place, error)
-        return look
-    sys.settrace(look)
-    return came
+def end(pool):
+    try:
+        ways[way](pool)
+    except RuntimeError as error:
+        assert "this thread cannot wait" in str(error), error
+
+def is_traced(code):
+    return code.co_filename.startswith(FOLDERS)
 
 def close_at(place):
     pool = cw.Pool(1, context="fork")
-    came = closing(pool, place)
+    came = closing(pool, place, end, is_traced)
     try:
         uses[use](pool)
     except (ValueError, cw.Error) as error:
@@ -84,24 +72,7 @@ def close_at(place):
     pool.join()
     return came
 
-def there():
-    gc.collect()
-    return len(os.listdir("/proc/self/fd")), len(sys._current_frames()), len(multiprocessing.active_children())
-
-def more(there):
-    return any(one > other for one, other in zip(there, before))
-
-close_at(-1)
-before = there()
-for place in count(0, step):
-    if not close_at(place):
-        break
-until = time.monotonic() + 20
-while more(there()) and time.monotonic() < until:
-    time.sleep(0.01)
-assert not more(there()), (there(), before)
-assert place > 5 * step, place
-print("held")
+leaves_nothing(close_at, step)
 """
 # How many instructions lie between two at which it is closed.
 USES = {
